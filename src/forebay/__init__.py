@@ -1,0 +1,84 @@
+"""forebay: offloaded training for PyTorch, with exactly the same arithmetic.
+
+Two faces lead to one engine:
+
+* `forebay.initialize` takes a DeepSpeed configuration and returns an engine under DeepSpeed's
+  names.
+* `forebay.offload` takes a model and a `torch.optim` optimizer and leaves the training loop as
+  it is.
+
+Names are loaded when they are first used, so that `import forebay` and the planner
+(`forebay.plan`) load no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from forebay.errors import (
+    BudgetError,
+    CheckpointError,
+    ConfigError,
+    EngineClosedError,
+    ForebayError,
+    ForebayWarning,
+    GradientError,
+    PendingWeightError,
+    TransferError,
+    UnsupportedError,
+)
+
+if TYPE_CHECKING:
+    from forebay.compat.api import initialize
+    from forebay.engine.offload import offload
+
+    __version__: str
+
+__all__ = [
+    "BudgetError",
+    "CheckpointError",
+    "ConfigError",
+    "EngineClosedError",
+    "ForebayError",
+    "ForebayWarning",
+    "GradientError",
+    "PendingWeightError",
+    "TransferError",
+    "UnsupportedError",
+    "__version__",
+    "initialize",
+    "offload",
+]
+
+# Where each name that needs torch lives.
+_LAZY = {
+    "initialize": "forebay.compat.api",
+    "offload": "forebay.engine.offload",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Loads a public name on first use (PEP 562) and keeps it in the namespace."""
+    if name == "__version__":
+        value: object = _version()
+    elif name in _LAZY:
+        value = getattr(importlib.import_module(_LAZY[name]), name)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def _version() -> str:
+    """Returns the installed version, or `0+source` when run from a tree that is not installed."""
+    from importlib import metadata
+
+    try:
+        return metadata.version("forebay")
+    except metadata.PackageNotFoundError:
+        return "0+source"
