@@ -13,6 +13,7 @@ from pathlib import Path
 
 from forebay.errors import BudgetError, ForebayWarning
 from forebay.hardware.cgroup import memory_limit
+from forebay.units_of_measure import format_bytes
 
 __all__ = [
     "HostCeiling",
@@ -66,8 +67,8 @@ class HostCeiling:
         if self.nbytes is None or nbytes <= self.nbytes:
             return
         raise BudgetError(
-            f"cannot place {nbytes / (1 << 30):.3f} GiB ({nbytes} bytes) of {what} in host memory: "
-            f"{self.limit.value} is {self.nbytes / (1 << 30):.3f} GiB ({self.nbytes} bytes, "
+            f"cannot place {format_bytes(nbytes)} ({nbytes} bytes) of {what} in host memory: "
+            f"{self.limit.value} is {format_bytes(self.nbytes)} ({self.nbytes} bytes, "
             f"{self.source})",
             hint=hint or _HINTS[self.limit],
         )

@@ -25,6 +25,7 @@ import torch
 
 from forebay.errors import BudgetError, EngineClosedError, ForebayWarning
 from forebay.tiers.ledger import Ledger, Role, Tier
+from forebay.units_of_measure import format_bytes
 
 __all__ = ["HostArena", "PageLocker", "PageLocking", "resident_bytes"]
 
@@ -76,7 +77,7 @@ class PageLocking:
         except (RuntimeError, OSError) as reason:
             if not self.pageable_bytes:
                 warnings.warn(
-                    f"page-locking {nbytes / (1 << 30):.3f} GiB ({nbytes} bytes) of host memory "
+                    f"page-locking {format_bytes(nbytes)} ({nbytes} bytes) of host memory "
                     f"for {what} failed: {reason}; accelerator memory is not the cause. Such "
                     "memory stays pageable: copies are slower, results are the same\n"
                     "hint: raise the limit on locked memory (ulimit -l), or free host memory",

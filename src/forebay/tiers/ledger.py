@@ -14,6 +14,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
 from forebay.errors import BudgetError
+from forebay.units_of_measure import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -256,25 +257,15 @@ _BUDGET_KEYS = {
 def _over_budget(tier: Tier, *, nbytes: int, held: int, budget: int, what: str) -> BudgetError:
     needed = held + nbytes
     return BudgetError(
-        f"cannot place {_binary(nbytes)} of {what} on the {tier.value} tier: its budget is "
-        f"{_binary(budget)}, of which {_binary(held)} are taken",
+        f"cannot place {format_bytes(nbytes)} of {what} on the {tier.value} tier: its budget is "
+        f"{format_bytes(budget)}, of which {format_bytes(held)} are taken",
         hint=f"raise {_BUDGET_KEYS[tier]} to {_round_up(needed)}",
     )
 
 
-def _unit_of(nbytes: int) -> tuple[str, int]:
-    for name, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if nbytes >= size:
-            return name, size
-    return "B", 1
-
-
-def _binary(nbytes: int) -> str:
-    name, size = _unit_of(nbytes)
-    return f"{nbytes} B" if size == 1 else f"{nbytes / size:.1f} {name}"
-
-
 def _round_up(nbytes: int) -> str:
     """The next whole unit, spelled as a budget is written in a configuration."""
-    name, size = _unit_of(nbytes)
-    return f"{-(-nbytes // size)}{name}"
+    for name, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if nbytes >= size:
+            return f"{-(-nbytes // size)}{name}"
+    return f"{nbytes}B"
