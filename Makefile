@@ -20,7 +20,7 @@ DEPS := $(VENV)/.forebay-deps
 READY := $(VENV)/.forebay-package
 DOCS := $(VENV)/.forebay-docs
 NATIVE := $(wildcard CMakeLists.txt native/*/*.* native/*/*/*.*)
-CPP := $(wildcard native/*/*.cpp native/*/*.hpp native/*/*.h native/*/*/*.hpp native/*/*/*.h)
+CPP := $(wildcard native/*/*.cpp native/*/*.h native/*/*.inc native/*/*/*.h)
 
 .PHONY: demo test check slow house lint types layers native-test docs wheel clean setup
 .NOTPARALLEL:
@@ -62,7 +62,7 @@ types: $(READY)
 	@$(BIN)/mypy
 
 layers: $(READY)
-	@$(BIN)/lint-imports
+	@$(BIN)/lint-imports --no-logo
 
 check: lint types layers native-test test
 
