@@ -1,0 +1,79 @@
+#include <algorithm>
+#include <cstdlib>
+#include <stdexcept>
+
+#include "bindings.h"
+
+namespace forebay::bind {
+
+void OpenAtExit::add(const std::shared_ptr<Pool>& pool) {
+    std::erase_if(pools_, [](const auto& weak) { return weak.expired(); });
+    pools_.push_back(pool);
+}
+
+void OpenAtExit::add(const std::shared_ptr<Link>& link) {
+    std::erase_if(links_, [](const auto& weak) { return weak.expired(); });
+    links_.push_back(link);
+}
+
+// Links first: what they still have in flight may end in a pool.
+void OpenAtExit::close_all() {
+    for (const auto& weak : links_) {
+        if (const auto link = weak.lock()) {
+            link->close();
+        }
+    }
+    for (const auto& weak : pools_) {
+        if (const auto pool = weak.lock()) {
+            pool->close();
+        }
+    }
+}
+
+DType parse_dtype(const std::string& name) {
+    if (name == "float32") {
+        return DType::float32;
+    }
+    if (name == "bfloat16") {
+        return DType::bfloat16;
+    }
+    if (name == "float16") {
+        return DType::float16;
+    }
+    throw std::invalid_argument("unknown element type '" + name +
+                                "'\nhint: one of float32, bfloat16, float16");
+}
+
+std::vector<TicketPtr> tickets_of(const std::vector<TicketHandle>& handles) {
+    std::vector<TicketPtr> tickets;
+    tickets.reserve(handles.size());
+    for (const TicketHandle& handle : handles) {
+        tickets.push_back(handle.it);
+    }
+    return tickets;
+}
+
+const KernelTable& chosen_kernels() {
+    const char* forced = std::getenv("FOREBAY_KERNEL_LEVEL");
+    return kernel_table(forced != nullptr ? forced : "");
+}
+
+}  // namespace forebay::bind
+
+NB_MODULE(_core, module) {
+    namespace nb = nanobind;
+    using namespace forebay::bind;
+    // Objects that live until the interpreter's end are not an error of the user's.
+    nb::set_leak_warnings(false);
+    module.doc() = "Native core of forebay: update kernels, worker pool, links. See _core.pyi.";
+    const auto open = std::make_shared<OpenAtExit>();
+    bind_tickets(module);
+    bind_numbers(module);
+    bind_pool(module, open);
+    bind_engines(module);
+    bind_links(module, open);
+    nb::module_::import_("atexit").attr("register")(nb::cpp_function([open] {
+        const nb::gil_scoped_release release;
+        open->close_all();
+    }));
+}

@@ -1,0 +1,143 @@
+#include "forebay/ticket.h"
+
+#include <stdexcept>
+#include <utility>
+
+namespace forebay {
+
+Ticket::Ticket(std::size_t pieces)
+    : count_(pieces), piece_done_(std::make_unique<std::atomic<bool>[]>(pieces)) {}
+
+std::shared_ptr<Ticket> Ticket::completed() {
+    auto ticket = std::make_shared<Ticket>(0);
+    ticket->finish();
+    return ticket;
+}
+
+bool Ticket::piece_done(std::size_t piece) const noexcept {
+    return done() || (piece < count_ && piece_done_[piece].load(std::memory_order_acquire));
+}
+
+std::string Ticket::failure() const {
+    const std::lock_guard lock(mutex_);
+    return failure_;
+}
+
+bool Ticket::reached(Until until) const noexcept {
+    return ended() || (until == Until::issued && pieces_issued() >= count_ && count_ > 0);
+}
+
+bool Ticket::wait_for(Until until, std::chrono::nanoseconds time) const {
+    std::unique_lock lock(mutex_);
+    // system_clock-free deadline; std::condition_variable blocks in the kernel, it does not spin.
+    if (!changed_.wait_for(lock, time, [&] { return reached(until); })) {
+        return false;
+    }
+    if (failed()) {
+        throw std::runtime_error(failure_);
+    }
+    return true;
+}
+
+std::vector<double> Ticket::results() const {
+    const std::lock_guard lock(mutex_);
+    if (failed()) {
+        throw std::runtime_error(failure_);
+    }
+    if (!ended()) {
+        throw std::runtime_error("results asked for before the work has ended\nhint: call wait()");
+    }
+    return results_;
+}
+
+bool Ticket::hold_stream(Stream stream) const {
+    std::shared_ptr<Fence> fence;
+    {
+        const std::lock_guard lock(mutex_);
+        if (failed()) {
+            throw std::runtime_error(failure_);
+        }
+        if (done()) {
+            return true;
+        }
+        fence = last_fence_;
+    }
+    return fence != nullptr && fence->hold(stream);
+}
+
+void Ticket::subscribe(const std::shared_ptr<Waker>& waker, Notice notice) {
+    {
+        const std::lock_guard lock(mutex_);
+        if (!ended()) {
+            subscriptions_.push_back({waker, notice});
+            return;
+        }
+    }
+    waker->wake();
+}
+
+void Ticket::mark_issued(std::shared_ptr<Fence> fence) {
+    const std::lock_guard lock(mutex_);
+    last_fence_ = std::move(fence);
+    if (issued_count_.fetch_add(1, std::memory_order_acq_rel) + 1 == count_) {
+        changed_.notify_all();
+    }
+}
+
+void Ticket::mark_done(std::size_t piece) {
+    piece_done_[piece].store(true, std::memory_order_release);
+    done_count_.fetch_add(1, std::memory_order_acq_rel);
+    std::vector<std::shared_ptr<Waker>> wakers;
+    {
+        const std::lock_guard lock(mutex_);
+        for (const auto& subscription : subscriptions_) {
+            if (subscription.notice != Notice::every_piece) {
+                continue;
+            }
+            if (auto waker = subscription.waker.lock()) {
+                wakers.push_back(std::move(waker));
+            }
+        }
+    }
+    for (const auto& waker : wakers) {
+        waker->wake();
+    }
+}
+
+void Ticket::finish() { finish({}); }
+
+void Ticket::finish(std::vector<double> results) {
+    {
+        const std::lock_guard lock(mutex_);
+        results_ = std::move(results);
+    }
+    done_count_.store(count_, std::memory_order_release);
+    issued_count_.store(count_, std::memory_order_release);
+    end(State::done);
+}
+
+void Ticket::fail(std::string_view text) {
+    {
+        const std::lock_guard lock(mutex_);
+        failure_ = text;
+    }
+    end(State::failed);
+}
+
+void Ticket::end(State state) {
+    std::vector<Subscription> subscriptions;
+    {
+        const std::lock_guard lock(mutex_);
+        state_.store(state, std::memory_order_release);
+        last_fence_.reset();
+        subscriptions.swap(subscriptions_);
+        changed_.notify_all();
+    }
+    for (const auto& subscription : subscriptions) {
+        if (const auto waker = subscription.waker.lock()) {
+            waker->wake();
+        }
+    }
+}
+
+}  // namespace forebay
