@@ -28,13 +28,14 @@ void Lane::submit(std::unique_ptr<LaneJob> job) {
         dirty_ = true;
         changed_.notify_one();
     }
+    // The lane may have looked before these subscriptions: what ended (subscribe wakes) or went on
+    // by a piece in between must make it look again.
     for (const TicketPtr& predecessor : order.after) {
-        if (!predecessor->ended()) {
-            predecessor->subscribe(shared_from_this(), Ticket::Notice::end);
-        }
+        predecessor->subscribe(shared_from_this(), Ticket::Notice::end);
     }
-    if (order.piecewise && !order.piecewise->ended()) {
+    if (order.piecewise) {
         order.piecewise->subscribe(shared_from_this(), Ticket::Notice::every_piece);
+        wake();
     }
 }
 

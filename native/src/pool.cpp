@@ -43,10 +43,9 @@ void PoolQueue::submit(TicketPtr ticket, std::unique_ptr<Work> work, std::vector
         predecessors_changed_ = true;
         changed_.notify_one();
     }
+    // Unconditionally: one that has ended since a worker looked wakes the queue by itself.
     for (const TicketPtr& predecessor : predecessors) {
-        if (!predecessor->ended()) {
-            predecessor->subscribe(shared_from_this(), Ticket::Notice::end);
-        }
+        predecessor->subscribe(shared_from_this(), Ticket::Notice::end);
     }
 }
 

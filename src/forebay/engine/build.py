@@ -1,0 +1,132 @@
+"""From a model, its groups and options to units with memory: everything before the first step.
+
+It refuses what does not fit before any model memory is touched.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from forebay.engine.options import EngineOptions, SumPlace
+from forebay.engine.part import PartMemory, PartStorage
+from forebay.engine.record import ParamRecord
+from forebay.engine.unit import Unit
+from forebay.errors import BudgetError
+from forebay.hardware.limits import host_ceiling
+from forebay.model.inspect import OUTSIDE
+from forebay.model.layout import layout_unit
+from forebay.plan.memory import forecast
+from forebay.plan.placement import Accumulation, Placement, UnitPlacement
+from forebay.units_of_measure import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import nn
+
+    from forebay.model.inspect import InspectedModel
+    from forebay.model.spec import ModelSpec
+
+__all__ = ["build_units", "move_the_rest", "place", "refuse_what_does_not_fit"]
+
+
+def place(spec: ModelSpec, *, options: EngineOptions) -> Placement:
+    """The placement that the options ask for."""
+    if options.backwards is None or options.backwards == 1:
+        accumulation = Accumulation.SINGLE
+    elif options.sum_place is SumPlace.DEVICE:
+        accumulation = Accumulation.DEVICE_SUM
+    else:
+        accumulation = Accumulation.HOST_SUM
+    units = tuple(
+        UnitPlacement(
+            layout=layout_unit(unit.name, index=index, params=unit.params), update=options.update
+        )
+        for index, unit in enumerate(spec.units)
+    )
+    return Placement(
+        units=units,
+        accumulation=accumulation,
+        backwards_per_update=options.backwards or 1,
+        bf16_master=options.bf16_master,
+        piece_elements=options.piece_elements,
+    )
+
+
+def refuse_what_does_not_fit(placement: Placement, *, options: EngineOptions, cpu: bool) -> None:
+    """Compare the forecast with the budgets and the machine.
+
+    Args:
+        placement: What is to be placed.
+        options: The budgets.
+        cpu: Whether the device tier lies in host memory too.
+
+    Raises:
+        BudgetError: A tier is short; names both numbers and the bytes by role.
+    """
+    sizes = forecast(placement)
+    host = sum(value for (tier, _), value in sizes.items() if tier == "host")
+    device = sum(value for (tier, _), value in sizes.items() if tier == "device")
+    table = ", ".join(
+        f"{tier} {role} {format_bytes(value)}" for (tier, role), value in sorted(sizes.items())
+    )
+    what = f"training state ({table})"
+    host_ceiling(options.host_budget).require(host, what=what)
+    if options.device_budget is not None and device > options.device_budget:
+        raise BudgetError(
+            f"cannot place {format_bytes(device)} of {what} on the device: device_budget is "
+            f"{format_bytes(options.device_budget)}",
+            hint=f"raise forebay.device_budget to {format_bytes(device)}"
+            + ("" if cpu else ", or offload the optimizer state with offload_optimizer"),
+        )
+
+
+def build_units(
+    model: InspectedModel, *, placement: Placement, memory: PartMemory
+) -> tuple[Unit, ...]:
+    """Allocate every unit and move the parameters' values into it.
+
+    The peak is the model plus its largest parameter, since values move one by one.
+    """
+    units = []
+    for unit_placement, unit_spec in zip(placement.units, model.spec.units, strict=True):
+        group_of = {param.index: param.group for param in unit_spec.params}
+        parts, records = [], []
+        for layout in unit_placement.layout.parts:
+            part = PartStorage(
+                layout, placement=placement, update=unit_placement.update, memory=memory
+            )
+            parts.append(part)
+            records.append(
+                [
+                    ParamRecord(
+                        model.params[slot.index],
+                        slot=slot,
+                        part=part,
+                        unit=unit_placement.layout.index,
+                        group=group_of[slot.index],
+                    )
+                    for slot in layout.slots
+                ]
+            )
+        unit = Unit(unit_placement, parts=parts, records=records)
+        unit.eager = unit_spec.name == OUTSIDE
+        unit.bind()
+        for record in unit.records:
+            if record.part.high is not record.part.weights:
+                record.part.set_master(record.slot, record.param.data)
+            record.rebase()
+        units.append(unit)
+    return tuple(units)
+
+
+def move_the_rest(
+    model: nn.Module, *, trained: Sequence[nn.Parameter], device: torch.device
+) -> None:
+    """Move frozen parameters and buffers to the device, each in place of its old value."""
+    known = {id(param) for param in trained}
+    for tensor in [*model.parameters(), *model.buffers()]:
+        if id(tensor) not in known and tensor.device != device:
+            tensor.data = tensor.data.to(device)

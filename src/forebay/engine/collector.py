@@ -1,0 +1,225 @@
+"""The collector: takes every gradient as autograd produces it and sends units on their way.
+
+It hears of each firing of a parameter's AccumulateGrad, keeps the addends of law 1a in order,
+and tells the executor when a unit's gradient is complete. When a unit leaves early that is a
+hint taken from the last backward; an addend that comes later is added where the gradient is.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from forebay.engine.record import GradientState
+from forebay.engine.unit import WeightState
+from forebay.engine.window import Window
+from forebay.errors import GradientError, PendingWeightError, UnsupportedError
+from forebay.plan.placement import Accumulation, UpdatePlace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch.utils.hooks import RemovableHandle
+
+    from forebay.engine.executor import Executor
+    from forebay.engine.record import ParamRecord
+    from forebay.engine.unit import Unit
+    from forebay.plan.program import Program
+
+__all__ = ["Collector"]
+
+
+class Collector:
+    """Receives gradients.
+
+    Args:
+        units: Every unit by index.
+        executor: Carries out what a complete gradient starts.
+        accumulation: How a window's addends are summed.
+        expected: Backwards per update as far as known.
+
+    Attributes:
+        window: The present window.
+        program: The program in force; the engine replaces it between windows.
+    """
+
+    def __init__(
+        self,
+        units: Sequence[Unit],
+        *,
+        executor: Executor,
+        program: Program,
+        accumulation: Accumulation,
+        expected: int,
+    ) -> None:
+        self._units = units
+        self.records = [record for unit in units for record in unit.records]
+        self._executor = executor
+        self.program = program
+        self._accumulation = accumulation
+        self.window = Window(
+            expected=expected, on_begin=self._begin_backward, on_end=self._end_backward
+        )
+        self._refuse_closed: Callable[[], None] = lambda: None
+        self._handles: list[RemovableHandle] = []
+
+    def attach(self, refuse_closed: Callable[[], None]) -> None:
+        """Register a hook on every parameter.
+
+        Args:
+            refuse_closed: Raises when the engine is closed.
+        """
+        self._refuse_closed = refuse_closed
+        for record in self.records:
+            self._handles.append(
+                record.param.register_post_accumulate_grad_hook(self._hook_for(record))
+            )
+
+    def detach(self) -> None:
+        """Remove the hooks."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _hook_for(self, record: ParamRecord) -> Callable[[torch.Tensor], None]:
+        def _on_gradient(param: torch.Tensor) -> None:
+            self._receive(record, param)
+
+        return _on_gradient
+
+    def _receive(self, record: ParamRecord, param: torch.Tensor) -> None:
+        self._refuse_closed()
+        self.window.touch()
+        grad = param.grad
+        assert grad is not None
+        self._refuse(record, grad)
+        if grad is record.standin:
+            addend, record.captured = record.captured, None
+            if addend is None:
+                return
+        else:
+            # p.grad was None or the user's own tensor: what it holds now is the whole gradient
+            record.discard()
+            addend = grad
+        param.grad = record.standin
+        self._accept(record, addend.detach().contiguous())
+
+    def _refuse(self, record: ParamRecord, grad: torch.Tensor) -> None:
+        unit = self._units[record.unit]
+        if unit.state is WeightState.PENDING:
+            raise PendingWeightError(
+                f"unit {unit.name} was read while its new weights were on their way: {record.label}"
+                " got a gradient, but no hook of its module ran since the last step()",
+                hint="call optimizer.synchronize() before using weights outside their module's "
+                "forward, or set forebay.synchronous: true",
+            )
+        if torch.is_grad_enabled():
+            raise GradientError(
+                f"backward(create_graph=True) reached {record.label}; gradients of gradients "
+                "cannot leave the device",
+                hint="call backward() without create_graph",
+            )
+        if grad.layout is not torch.strided:
+            raise UnsupportedError(
+                f"{record.label} has a gradient of layout {grad.layout}",
+                hint="build the embedding with sparse=False",
+            )
+
+    def _accept(self, record: ParamRecord, addend: torch.Tensor) -> None:
+        unit = self._units[record.unit]
+        record.firings += 1
+        if record.state is GradientState.LANDED and (
+            unit.departed or self._accumulation is not Accumulation.HOST_SUM
+        ):
+            self._executor.fold_late(unit, record, addend)
+        else:
+            record.zeroed = False
+            record.addends.append(addend)
+            if record.state is not GradientState.LANDED:
+                record.move(GradientState.OPEN)
+                unit.departed = False
+            summing_on_host = (
+                self._accumulation is Accumulation.HOST_SUM
+                and unit.placement.update is UpdatePlace.HOST
+            )
+            if not summing_on_host:
+                record.device_value()
+        if record.firings == record.expected:
+            unit.remaining -= 1
+            if unit.remaining == 0 and self._leaves_now(unit):
+                self._depart(unit)
+
+    def _leaves_now(self, unit: Unit) -> bool:
+        host_sum = self._accumulation is Accumulation.HOST_SUM
+        return self.window.is_last or (host_sum and unit.placement.update is UpdatePlace.HOST)
+
+    def _depart(self, unit: Unit, *, last: bool | None = None) -> None:
+        unit.departed = True
+        is_last = self.window.is_last if last is None else last
+        self._executor.gradient_complete(self.program, unit, last=is_last)
+
+    def _begin_backward(self) -> None:
+        for unit in self._units:
+            unit.departed = False
+            unit.remaining = sum(1 for record in unit.records if record.expected)
+        for record in self.records:
+            record.firings = 0
+
+    def _end_backward(self) -> None:
+        for record in self.records:
+            record.expected = record.firings
+        for unit in self._units:
+            if self._leaves_now(unit) and _has_more(unit):
+                self._depart(unit)
+
+    def seal(self) -> None:
+        """End the window: read the truth from every `p.grad` and send the rest on its way.
+
+        Raises:
+            GradientError: A backward raised, or a gradient was already used by the last step.
+        """
+        self.window.seal()
+        for record in self.records:
+            grad = record.param.grad
+            if grad is None:
+                if record.state is not GradientState.ABSENT:
+                    record.discard()
+            elif grad is not record.standin:
+                record.discard()
+                self._refuse(record, grad)
+                record.addends.append(grad.detach().contiguous())
+                record.move(GradientState.OPEN)
+                record.param.grad = record.standin
+                self._units[record.unit].departed = False
+            elif record.state is GradientState.CONSUMED:
+                raise GradientError(
+                    f"step() was called again, but the gradient of {record.label} was used by "
+                    "the last step()",
+                    hint="call zero_grad() after step(), then backward, before the next step()",
+                )
+        for unit in self._units:
+            if _has_more(unit):
+                self._depart(unit, last=True)
+
+    def present(self) -> list[ParamRecord]:
+        """The parameters that have a gradient, in parameter order."""
+        return [
+            record
+            for record in self.records
+            if record.state in {GradientState.OPEN, GradientState.LANDED}
+        ]
+
+    def zero_grad(self) -> None:
+        """Discard everything and begin a new window."""
+        for record in self.records:
+            record.param.grad = None
+            record.discard()
+        self.window.reset()
+
+
+def _has_more(unit: Unit) -> bool:
+    """Whether some gradient of the unit has not been sent (or its norm not been taken) yet."""
+    if unit.placement.update is UpdatePlace.DEVICE:
+        return not unit.departed and any(r.state is GradientState.OPEN for r in unit.records)
+    return any(r.state is GradientState.OPEN or r.addends for r in unit.records)

@@ -1,0 +1,325 @@
+"""The engine: the one place where model, plan, memory, lanes and update rule meet.
+
+It composes; each part does its own work. Both public faces (`forebay.offload` and
+`forebay.initialize`) drive this object.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from forebay import native
+from forebay.accelerators.select import accelerator_for
+from forebay.engine.build import build_units, move_the_rest, place, refuse_what_does_not_fit
+from forebay.engine.collector import Collector
+from forebay.engine.executor import Executor
+from forebay.engine.hooks import ModuleHooks
+from forebay.engine.options import EngineOptions, Timing
+from forebay.engine.part import PartMemory
+from forebay.engine.step import StepOutcome, Stepper, refresh_master
+from forebay.engine.unit import NanSource, Unit, WeightState
+from forebay.errors import EngineClosedError, ForebayError, TransferError, UnsupportedError
+from forebay.hardware.affinity import CoreShare, Topology
+from forebay.hardware.limits import SwapWatch
+from forebay.links.lanes import RING_SLOTS, Lanes
+from forebay.model.inspect import inspect_model
+from forebay.optim.device_math import CudaMath, HostMath
+from forebay.optim.rule import AdamRule
+from forebay.plan.program import build_program
+from forebay.tiers.host import HostArena, PageLocking
+from forebay.tiers.ledger import Ledger, Role, Tier
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from forebay.engine.record import ParamRecord
+    from forebay.plan.program import Program
+
+__all__ = ["Engine"]
+
+# 16 MiB slots keep a link within a few percent of its bandwidth.
+_RING_BYTES = RING_SLOTS * (16 << 20)
+
+
+class Engine:
+    """Trains one model with its state where the options put it.
+
+    Args:
+        model: The user's model; its parameters move into forebay's memory.
+        groups: The optimizer's parameter groups; shared, never copied.
+        rule: The update rule.
+        options: What is asked for.
+
+    Attributes:
+        ledger: Every byte that forebay placed.
+        clip_norm: Bound on the global gradient norm; None does not clip.
+        skipped_steps: Steps that changed nothing since a gradient was not finite.
+
+    Raises:
+        UnsupportedError: The model or optimizer cannot be honoured.
+        BudgetError: The state does not fit; raised before any model memory is touched.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        groups: list[dict[str, Any]],
+        rule: AdamRule,
+        options: EngineOptions,
+    ) -> None:
+        self.module = model
+        self.options = options
+        self.groups = groups
+        self.clip_norm = options.clip_norm
+        self._rule = rule
+        for group in groups:
+            rule.validate(group)
+        _refuse_mixed_directions(groups)
+        inspected = inspect_model(
+            model,
+            groups=groups,
+            unit_elements=options.unit_elements,
+            whole=options.whole_modules,
+        )
+        self.accelerator = accelerator_for(options.device)
+        cpu = self.accelerator.device.type == "cpu"
+        self.placement = place(inspected.spec, options=options)
+        refuse_what_does_not_fit(self.placement, options=options, cpu=cpu)
+        self.ledger = Ledger({Tier.DEVICE: options.device_budget, Tier.HOST: options.host_budget})
+        core = native.core()
+        locking = None
+        if options.page_lock and not cpu:
+            locking = PageLocking(self.accelerator.copy_engine(core))
+        self._memory = PartMemory(
+            device=self.accelerator.device, ledger=self.ledger, page_locking=locking
+        )
+        self.cores = _cores(options)
+        self.units = build_units(inspected, placement=self.placement, memory=self._memory)
+        move_the_rest(model, trained=inspected.params, device=self.accelerator.device)
+        self.lanes = Lanes(
+            core,
+            accelerator=self.accelerator,
+            cores=self.cores,
+            make_ring=self._make_ring,
+            fault=options.fault,
+        )
+        self._math = HostMath(core, self.lanes.pool) if cpu else CudaMath(self.accelerator.device)
+        self._nans = NanSource(self.accelerator.device)
+        self._executor = Executor(
+            self.units,
+            lanes=self.lanes,
+            math=self._math,
+            accelerator=self.accelerator,
+            nans=self._nans,
+            piece_elements=self.placement.piece_elements,
+        )
+        self._order: tuple[int, ...] = tuple(range(len(self.units)))
+        self.collector = Collector(
+            self.units,
+            executor=self._executor,
+            program=build_program(self.placement, order=self._order),
+            accumulation=self.placement.accumulation,
+            expected=self.placement.backwards_per_update,
+        )
+        self._stepper = Stepper(
+            self.collector,
+            executor=self._executor,
+            math=self._math,
+            rule=rule,
+            loss_scale=options.loss_scale,
+            overflow=options.overflow,
+            make_ready=lambda index: self._make_ready(self.units[index]),
+        )
+        self._closed: str | None = None
+        self._swap = SwapWatch()
+        self.skipped_steps = 0
+        self.last_outcome: StepOutcome | None = None
+        self._hooks = ModuleHooks(
+            model,
+            units=self.units,
+            owners=inspected.owners,
+            make_ready=self._make_ready,
+            on_output=self.collector.window.touch,
+            quiesce=self.quiesce,
+        )
+        self.collector.attach(self._refuse_closed)
+        self._by_param = {id(record.param): record for record in self.collector.records}
+
+    def _make_ring(self) -> HostArena:
+        return HostArena(
+            min(_RING_BYTES, max(4096 * RING_SLOTS, 8 * self._largest_part())),
+            ledger=self.ledger,
+            role=Role.STAGING,
+            what="gradients on their way to fp32 sums",
+            page_locking=self._memory.page_locking,
+        )
+
+    def _largest_part(self) -> int:
+        return max((part.layout.elements for unit in self.units for part in unit.parts), default=0)
+
+    @property
+    def program(self) -> Program:
+        """The program in force."""
+        return self.collector.program
+
+    @property
+    def traffic(self) -> dict[Any, int]:
+        """Bytes moved so far over each lane."""
+        return dict(self._executor.traffic)
+
+    def record_of(self, param: torch.Tensor) -> ParamRecord | None:
+        """The record behind a parameter; None when forebay does not train it."""
+        return self._by_param.get(id(param))
+
+    def step(self) -> StepOutcome:
+        """Update with the window's gradients, or skip.
+
+        Returns once the decision is made; weights arrive unit by unit, unless synchronous.
+
+        Raises:
+            GradientError: The window is spoiled, or no new gradients came since the last step.
+            EngineClosedError: The engine is closed.
+            TransferError: A transfer failed; the engine is closed.
+        """
+        self._refuse_closed()
+        self._hooks.learn()
+        self._refuse_strangers()
+        if self._hooks.order != self._order:
+            self._order = self._hooks.order
+            self.collector.program = build_program(self.placement, order=self._order)
+        try:
+            outcome = self._stepper.run(self.groups, clip_norm=self.clip_norm)
+        except TransferError as error:
+            self._fail(str(error))
+            raise
+        except RuntimeError as error:
+            if isinstance(error, ForebayError):
+                raise
+            self._fail(str(error))
+            raise TransferError(f"the step failed: {error}", hint=_FAILED_HINT) from error
+        self.last_outcome = outcome
+        self.skipped_steps += not outcome.applied
+        if self.options.timing is Timing.SYNCHRONOUS:
+            self.synchronize()
+        else:
+            for unit in self.units:
+                if unit.eager:
+                    self._make_ready(unit)
+        self.lanes.reap()
+        self._swap.poll()
+        return outcome
+
+    def _refuse_strangers(self) -> None:
+        for index, group in enumerate(self.groups):
+            for param in group["params"]:
+                if param.grad is not None and id(param) not in self._by_param:
+                    raise UnsupportedError(
+                        f"a parameter of group {index} with shape {tuple(param.shape)} has a "
+                        "gradient, but was frozen (or not in its group) when forebay took over",
+                        hint="build a new engine after changing what is trained",
+                    )
+
+    def zero_grad(self) -> None:
+        """Discard the window's gradients and begin a new one."""
+        self._refuse_closed()
+        self.collector.zero_grad()
+
+    def refresh(self) -> None:
+        """Take over weights that were written through `p.data` since the last step."""
+        self.quiesce("refresh")
+        for record in self.collector.records:
+            record.version = -1
+            refresh_master(record)
+
+    def quiesce(self, reason: str) -> None:
+        """The one barrier: every weight is ready and every lane is idle when it returns.
+
+        Args:
+            reason: Who reads, for the message when the engine is closed.
+
+        Raises:
+            EngineClosedError: The engine failed earlier.
+            TransferError: It fails now.
+        """
+        self._refuse_closed(reason)
+        for unit in self.units:
+            self._make_ready(unit)
+        try:
+            self.lanes.drain()
+        except TransferError as error:
+            self._fail(str(error))
+            raise
+        self.accelerator.synchronize()
+
+    def synchronize(self) -> None:
+        """Wait until all updates are done and all weights are new."""
+        self.quiesce("synchronize")
+
+    def _make_ready(self, unit: Unit) -> None:
+        if unit.state is WeightState.READY:
+            return
+        self._refuse_closed()
+        try:
+            unit.make_ready(self.accelerator, self._nans)
+        except TransferError as error:
+            self._fail(str(error))
+            raise
+
+    def _fail(self, reason: str) -> None:
+        self._closed = f"it failed during an update: {reason}"
+        self.lanes.close()
+
+    def _refuse_closed(self, reason: str = "this call") -> None:
+        if self._closed is not None:
+            raise EngineClosedError(
+                f"{reason} needs an open engine, but {self._closed}",
+                hint="weights and optimizer state are not usable after a failure; load the last "
+                "checkpoint into a new engine",
+            )
+
+    def close(self) -> None:
+        """Finish what is on its way, give memory back and remove every hook. Idempotent.
+
+        The model keeps its newest weights as ordinary tensors.
+        """
+        if self._closed is None:
+            try:
+                self.quiesce("close")
+            finally:
+                self._closed = "it was closed"
+        elif self._closed == "it was closed":
+            return
+        else:
+            self._closed = "it was closed"
+        self._hooks.detach()
+        self.collector.detach()
+        self.lanes.close()
+        for record in self.collector.records:
+            if record.param.grad is record.standin:
+                record.param.grad = None
+        for unit in self.units:
+            for part in unit.parts:
+                part.close()
+
+
+_FAILED_HINT = "weights and optimizer state are not usable any more; go back to the last checkpoint"
+
+
+def _cores(options: EngineOptions) -> CoreShare:
+    share = Topology.read().share()
+    if options.threads is None:
+        return share
+    return CoreShare(
+        threads=options.threads, cpus=share.cpus, summary=f"{options.threads} update threads"
+    )
+
+
+def _refuse_mixed_directions(groups: list[dict[str, Any]]) -> None:
+    if len({bool(group.get("maximize")) for group in groups}) > 1:
+        raise UnsupportedError(
+            "some parameter groups have maximize=True and others not",
+            hint="negate the loss of one of them instead",
+        )

@@ -1,0 +1,95 @@
+"""`forebay.offload`: two lines in any training loop."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from forebay.engine.engine import Engine
+from forebay.engine.optimizer import OffloadedOptimizer
+from forebay.engine.options import EngineOptions, Timing
+from forebay.errors import ConfigError
+from forebay.optim.loss_scale import DynamicLossScale, LossScaleConfig, StaticLossScale
+from forebay.optim.rule import AdamRule
+from forebay.units_of_measure import parse_bytes
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from forebay.optim.loss_scale import LossScale
+
+__all__ = ["offload", "offload_with"]
+
+
+def offload(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    device: torch.device | str | None = None,
+    device_budget: str | int | None = None,
+    host_budget: str | int | None = None,
+    clip_norm: float | None = None,
+    synchronous: bool = False,
+) -> tuple[nn.Module, OffloadedOptimizer]:
+    """Keep a model's optimizer state in host memory and train it with the same arithmetic.
+
+    The model's parameters move to `device`, its masters and moments to the host. Then go on as
+    before: `loss.backward(); optimizer.step(); optimizer.zero_grad()`.
+
+    Args:
+        model: Any module, on any device. fp32 models stay fp32; 16-bit models get fp32 masters.
+        optimizer: `torch.optim.AdamW` or `Adam` over its parameters; its groups are shared.
+        device: Where it trains; None for the current accelerator.
+        device_budget: Bytes ("20GiB") that may be placed on the device; None for no bound.
+        host_budget: Bytes that may be placed on the host; None for what the machine has.
+        clip_norm: Bound on the global gradient norm; None does not clip.
+        synchronous: Let `step()` wait for everything instead of each unit's next forward.
+
+    Returns:
+        The model, and an optimizer to use in place of the one given.
+
+    Raises:
+        UnsupportedError: The model or optimizer cannot be honoured.
+        BudgetError: The state does not fit; nothing was moved.
+
+    Example:
+        >>> import torch
+        >>> model = torch.nn.Linear(4, 2)
+        >>> model, optimizer = offload(model, torch.optim.AdamW(model.parameters(), lr=1e-3))
+        >>> model(torch.ones(1, 4)).sum().backward()
+        >>> optimizer.step(); optimizer.zero_grad()
+        >>> optimizer.close()
+    """
+    if clip_norm is not None and not clip_norm > 0:
+        raise ConfigError(
+            f"clip_norm is {clip_norm}; it must be positive", hint="clip_norm=None does not clip"
+        )
+    return offload_with(
+        model,
+        optimizer,
+        options=EngineOptions(
+            device=device,
+            device_budget=None if device_budget is None else parse_bytes(device_budget),
+            host_budget=None if host_budget is None else parse_bytes(host_budget),
+            clip_norm=clip_norm,
+            timing=Timing.SYNCHRONOUS if synchronous else Timing.DEFERRED,
+            loss_scale=default_loss_scale(model),
+        ),
+    )
+
+
+def default_loss_scale(model: nn.Module) -> LossScale:
+    """A dynamic loss scale for models with fp16 parameters, none otherwise."""
+    if any(p.dtype is torch.float16 and p.requires_grad for p in model.parameters()):
+        return DynamicLossScale(LossScaleConfig())
+    return StaticLossScale()
+
+
+def offload_with(
+    model: nn.Module, optimizer: torch.optim.Optimizer, *, options: EngineOptions
+) -> tuple[nn.Module, OffloadedOptimizer]:
+    """`offload` with every option of the engine."""
+    rule = AdamRule.of(optimizer)
+    engine = Engine(model, groups=optimizer.param_groups, rule=rule, options=options)
+    return model, OffloadedOptimizer(engine, optimizer)

@@ -1,0 +1,87 @@
+"""What an engine is asked to do: frozen values, whichever face they came through."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from forebay.optim.loss_scale import StaticLossScale
+from forebay.plan.placement import SixteenBitMaster, UpdatePlace
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+    from torch import nn
+
+    from forebay.links.fake import FaultScript
+    from forebay.optim.loss_scale import LossScale
+
+__all__ = ["EngineOptions", "OverflowCheck", "SumPlace", "Timing"]
+
+
+class Timing(Enum):
+    """Whether `step()` returns before the weights are new."""
+
+    DEFERRED = "deferred"
+    """It does; each unit's next forward waits for that unit alone."""
+    SYNCHRONOUS = "synchronous"
+    """`step()` waits for everything."""
+
+
+class SumPlace(Enum):
+    """Where addends of several backwards are summed for units that update on the host."""
+
+    DEVICE = "device"
+    HOST = "host"
+
+
+class OverflowCheck(Enum):
+    """Whether a gradient that is not finite skips the update."""
+
+    SKIP = "skip"
+    OFF = "off"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """Options of one engine.
+
+    Attributes:
+        device: The device that computes; None for the current accelerator.
+        update: Where state lives and updates.
+        clip_norm: Bound on the global gradient norm; None does not clip.
+        backwards: Backwards per update where the caller knows; None learns it.
+        sum_place: Where several backwards are summed.
+        unit_elements: Elements per unit; None lets units follow the module tree.
+        whole_modules: Modules whose parameters stay in one unit.
+        timing: Deferred or synchronous.
+        overflow: Whether a non-finite gradient skips the update.
+        loss_scale: The loss scale that gradients carry.
+        device_budget: Bytes that may be placed on the device; None for no bound.
+        host_budget: Bytes that may be placed on the host; None for what the machine has.
+        threads: Update threads; None for the cores that this process may use.
+        page_lock: Whether host memory is page-locked.
+        bf16_master: Layout of masters behind bf16 weights.
+        piece_elements: Elements of one piece of an update.
+        fault: Scripted delays and faults of the link.
+    """
+
+    device: torch.device | str | None = None
+    update: UpdatePlace = UpdatePlace.HOST
+    clip_norm: float | None = None
+    backwards: int | None = None
+    sum_place: SumPlace = SumPlace.HOST
+    unit_elements: int | None = None
+    whole_modules: Sequence[nn.Module] = ()
+    timing: Timing = Timing.DEFERRED
+    overflow: OverflowCheck = OverflowCheck.SKIP
+    loss_scale: LossScale = field(default_factory=StaticLossScale)
+    device_budget: int | None = None
+    host_budget: int | None = None
+    threads: int | None = None
+    page_lock: bool = True
+    bf16_master: SixteenBitMaster = SixteenBitMaster.SPLIT
+    piece_elements: int = 4 << 20
+    fault: FaultScript | None = None

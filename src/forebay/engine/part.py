@@ -1,0 +1,244 @@
+"""The memory of one part: working weights, master, moments, and the gradient's landing place.
+
+One flat space of elements for every role (`model.layout`). It allocates and gives views; it
+moves nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from forebay.model.layout import ITEM_BYTES
+from forebay.optim.master import join, split
+from forebay.plan.placement import Accumulation, MasterLayout, UpdatePlace
+from forebay.tiers.device import DeviceArena
+from forebay.tiers.host import HostArena
+from forebay.tiers.ledger import Role
+
+if TYPE_CHECKING:
+    from forebay.model.layout import ParamSlot, PartLayout
+    from forebay.plan.placement import Placement
+    from forebay.tiers.host import PageLocking
+    from forebay.tiers.ledger import Ledger
+
+__all__ = ["TORCH_DTYPES", "GradientForm", "PartMemory", "PartStorage"]
+
+TORCH_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+class GradientForm(Enum):
+    """In what dtype a part's gradient lies on the host."""
+
+    NATIVE = "native"
+    """The working dtype: each parameter has one addend."""
+    FP32 = "fp32"
+    """fp32 sums."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartMemory:
+    """Where a part's memory comes from."""
+
+    device: torch.device
+    ledger: Ledger
+    page_locking: PageLocking | None
+
+
+class _State:
+    """Master and moments of a part: flat tensors on the host or on the device.
+
+    `high` is the bf16 half in split layout, the fp32 master otherwise; None where the working
+    weight is its own master and lies on the device.
+    """
+
+    def __init__(
+        self, layout: PartLayout, master: MasterLayout, *, on_host: bool, memory: PartMemory
+    ) -> None:
+        self.arenas: list[HostArena | DeviceArena] = []
+        n, what = layout.elements, f"{layout.elements} parameters"
+        self.high: torch.Tensor | None = None
+        self.low: torch.Tensor | None = None
+        if on_host:
+            hp = self._host(4 * n, Role.HP_PARAMS, f"masters of {what}", memory)
+            if master is MasterLayout.SPLIT:
+                self.high = hp.tensor(torch.bfloat16, offset_bytes=0, elements=n)
+                self.low = hp.tensor(torch.int16, offset_bytes=2 * n, elements=n)
+            else:
+                self.high = hp.tensor(torch.float32, offset_bytes=0, elements=n)
+            moments = self._host(8 * n, Role.OPTIM_STATES, f"moments of {what}", memory)
+            self.exp_avg = moments.tensor(torch.float32, offset_bytes=0, elements=n)
+            self.exp_avg_sq = moments.tensor(torch.float32, offset_bytes=4 * n, elements=n)
+            return
+        if master is MasterLayout.SPLIT:
+            self.low = self._device(n, torch.int16, Role.HP_PARAMS, f"masters of {what}", memory)
+        elif master is MasterLayout.WHOLE:
+            self.high = self._device(n, torch.float32, Role.HP_PARAMS, f"masters of {what}", memory)
+        self.exp_avg, self.exp_avg_sq = (
+            self._device(n, torch.float32, Role.OPTIM_STATES, f"{name} of {what}", memory)
+            for name in ("first moments", "second moments")
+        )
+
+    def _host(self, nbytes: int, role: Role, what: str, memory: PartMemory) -> HostArena:
+        arena = HostArena(
+            nbytes, ledger=memory.ledger, role=role, what=what, page_locking=memory.page_locking
+        )
+        self.arenas.append(arena)
+        return arena
+
+    def _device(
+        self, elements: int, dtype: torch.dtype, role: Role, what: str, memory: PartMemory
+    ) -> torch.Tensor:
+        arena = DeviceArena(
+            elements,
+            dtype=dtype,
+            device=memory.device,
+            ledger=memory.ledger,
+            role=role,
+            what=what,
+        )
+        self.arenas.append(arena)
+        return arena.flat
+
+
+class PartStorage:
+    """All memory of one part.
+
+    Args:
+        layout: The part's layout.
+        placement: The model's placement.
+        update: Where this part's unit updates.
+        memory: Device, ledger and page-locking policy.
+    """
+
+    def __init__(
+        self,
+        layout: PartLayout,
+        *,
+        placement: Placement,
+        update: UpdatePlace,
+        memory: PartMemory,
+    ) -> None:
+        self.layout = layout
+        self.update = update
+        self.master = placement.master_layout(layout.dtype)
+        self.dtype = TORCH_DTYPES[layout.dtype]
+        self._memory = memory
+        self._weights = DeviceArena(
+            layout.elements,
+            dtype=self.dtype,
+            device=memory.device,
+            ledger=memory.ledger,
+            role=Role.LP_PARAMS,
+            what=f"weights of {layout.elements} parameters",
+        )
+        self.weights = self._weights.flat
+        self.on_host = update is UpdatePlace.HOST
+        self._state = _State(layout, self.master, on_host=self.on_host, memory=memory)
+        self.low = self._state.low
+        self.exp_avg = self._state.exp_avg
+        self.exp_avg_sq = self._state.exp_avg_sq
+        self.high = self.weights if self._state.high is None else self._state.high
+        self.gradient_form = (
+            GradientForm.NATIVE
+            if placement.accumulation is Accumulation.SINGLE or layout.dtype == "float32"
+            else GradientForm.FP32
+        )
+        self._gradient: HostArena | None = None
+        self.spare: HostArena | None = None
+        if self.on_host:
+            self._gradient = self._gradient_arena(self.gradient_form)
+        # The last operation that touches the gradient's landing place; the next one follows it.
+        self.ticket: Any = None
+
+    def _gradient_arena(self, form: GradientForm) -> HostArena:
+        native = form is GradientForm.NATIVE
+        item = ITEM_BYTES[self.layout.dtype] if native else 4
+        return HostArena(
+            item * self.layout.elements,
+            ledger=self._memory.ledger,
+            role=Role.LP_GRADS if native else Role.CONTIGUOUS_GRAD_BUFFER,
+            what=f"gradients of {self.layout.elements} parameters",
+            page_locking=self._memory.page_locking,
+        )
+
+    @property
+    def gradient_dtype(self) -> str:
+        """Dtype of the landed gradient."""
+        return self.layout.dtype if self.gradient_form is GradientForm.NATIVE else "float32"
+
+    @property
+    def gradient_address(self) -> int:
+        """Address of the landing place (host parts only)."""
+        assert self._gradient is not None
+        return self._gradient.address
+
+    def gradient(self, slot: ParamSlot) -> torch.Tensor:
+        """View of one parameter's landed gradient, in its shape."""
+        assert self._gradient is not None
+        dtype = TORCH_DTYPES[self.gradient_dtype]
+        flat = self._gradient.tensor(
+            dtype, offset_bytes=slot.offset * dtype.itemsize, elements=slot.elements
+        )
+        return flat.view(slot.shape)
+
+    def widen_gradient(self) -> int:
+        """Give the gradient fp32 room; returns the address of the native landing place.
+
+        The narrow place is kept in `spare` until `drop_spare`, since its bytes are still to be
+        added. Raises BudgetError where the wide one does not fit.
+        """
+        assert self._gradient is not None
+        wide = self._gradient_arena(GradientForm.FP32)
+        self.spare, self._gradient = self._gradient, wide
+        self.gradient_form = GradientForm.FP32
+        return self.spare.address
+
+    def drop_spare(self) -> None:
+        """Give back the narrow landing place."""
+        if self.spare is not None:
+            self.spare.close()
+            self.spare = None
+
+    def weight(self, slot: ParamSlot) -> torch.Tensor:
+        """View of one parameter's working weight, in its shape."""
+        return self.weights[slot.offset : slot.end].view(slot.shape)
+
+    def view(self, flat: torch.Tensor, slot: ParamSlot) -> torch.Tensor:
+        """One parameter's view of a flat role, in its shape."""
+        return flat[slot.offset : slot.end].view(slot.shape)
+
+    def master_copy(self, slot: ParamSlot) -> torch.Tensor:
+        """A copy of one parameter's fp32 master."""
+        high = self.view(self.high, slot)
+        if self.low is None:
+            return high.detach().clone()
+        return join(high, self.view(self.low, slot))
+
+    def set_master(self, slot: ParamSlot, value: torch.Tensor) -> None:
+        """Write one parameter's fp32 master; the working weight on the device is not touched.
+
+        Only where the master does not lie in the working weight itself.
+        """
+        high = self.view(self.high, slot)
+        value = value.detach().to(device=high.device, dtype=torch.float32).reshape(slot.shape)
+        if self.low is None:
+            high.copy_(value)
+            return
+        new_high, new_low = split(value)
+        high.copy_(new_high)
+        self.view(self.low, slot).copy_(new_low)
+
+    def close(self) -> None:
+        """Let go of all memory; the weights live on while parameters view them."""
+        arenas = [*self._state.arenas, self._weights, self._gradient, self.spare]
+        for arena in arenas:
+            if arena is not None:
+                arena.close()

@@ -1,0 +1,120 @@
+"""What stands in `p.grad` for a gradient that has left: a tensor without storage.
+
+Reading it is answered with the exact gradient, or raises with a hint; it is never silently
+wrong. Autograd adds the next addend into it, which is how the window hears of addends after the
+first. It is not a gradient and owns none.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch.utils._pytree import tree_any, tree_map
+
+from forebay.errors import GradientError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = ["GradientOwner", "StandIn"]
+
+_aten = torch.ops.aten
+_ZEROING = (_aten.zero_.default, _aten._foreach_zero_.default)
+_RENAMING = (_aten.detach.default, _aten.alias.default, _aten.detach_.default)
+
+
+class GradientOwner(Protocol):
+    """Whoever holds the gradient that a stand-in stands for."""
+
+    def add_addend(self, addend: torch.Tensor) -> None:
+        """One more addend arrived through the stand-in."""
+
+    def zero(self) -> None:
+        """The gradient was set to zero."""
+
+    def read(self) -> torch.Tensor:
+        """The exact gradient so far, on the parameter's device; raises GradientError."""
+        ...
+
+    @property
+    def label(self) -> str:
+        """The parameter's name."""
+        ...
+
+
+class StandIn(torch.Tensor):
+    """A storage-less gradient with the parameter's shape, dtype and device."""
+
+    owner: GradientOwner
+
+    @staticmethod
+    def __new__(cls, like: torch.Tensor, owner: GradientOwner) -> StandIn:
+        """Make a stand-in for the gradient of `like`, which `owner` holds."""
+        standin = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls, like.shape, dtype=like.dtype, device=like.device, requires_grad=False
+        )
+        standin.owner = owner
+        return standin  # type: ignore[no-any-return]
+
+    def __init__(self, like: torch.Tensor, owner: GradientOwner) -> None:
+        """All is done in `__new__`, as tensor subclasses need."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        return f"StandIn(gradient of {self.owner.label}, held by forebay)"
+
+    @classmethod
+    def __torch_dispatch__(
+        cls,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Answer one operation on stand-ins."""
+        kwargs = kwargs or {}
+        if func in _RENAMING:
+            return args[0]
+        if func in _ZEROING:
+            for standin in _stand_ins(args):
+                standin.owner.zero()
+            return args[0]
+        if func is _aten.add_.Tensor and isinstance(args[0], StandIn) and not kwargs:
+            args[0].owner.add_addend(args[1])
+            return args[0]
+        _refuse_writes(func, args, kwargs)
+
+        def _read(value: Any) -> Any:
+            return value.owner.read() if isinstance(value, StandIn) else value
+
+        return func(*tree_map(_read, args), **tree_map(_read, kwargs))
+
+
+def _stand_ins(args: Any) -> list[StandIn]:
+    found: list[StandIn] = []
+
+    def _collect(value: Any) -> Any:
+        if isinstance(value, StandIn):
+            found.append(value)
+        return value
+
+    tree_map(_collect, args)
+    return found
+
+
+def _refuse_writes(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    schema = func._schema  # type: ignore[attr-defined]
+    given = [*zip(schema.arguments, args, strict=False)]
+    given += [(arg, kwargs[arg.name]) for arg in schema.arguments if arg.name in kwargs]
+    for declared, value in given:
+        written = declared.alias_info is not None and declared.alias_info.is_write
+        if written and tree_any(lambda leaf: isinstance(leaf, StandIn), value):
+            label = _stand_ins(value)[0].owner.label
+            raise GradientError(
+                f"{schema.name} would change p.grad of {label} in place, but that gradient has "
+                "left for the host",
+                hint="clip with clip_norm=... or optimizer.clip_grad_norm_(max_norm), scale the "
+                "loss instead of gradients, or put a tensor of your own into p.grad",
+            )

@@ -1,0 +1,147 @@
+"""One unit at run time: its memory, its parameters, and whether its weights may be read.
+
+[Note: pending weights] From `step()` until its new weights have arrived, a unit's parameters
+view a NaN scalar expanded to their shape: a read gives NaN, most writes raise, and the swap
+costs a pointer. Whoever computes with such a NaN gets a gradient for a pending parameter, which
+the collector refuses by name. `fill_` and `zero_` pass through an expanded tensor, so the scalar
+is checked when the real weights come back.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from forebay.errors import PendingWeightError, TransferError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from forebay.accelerators.base import Accelerator
+    from forebay.engine.part import PartStorage
+    from forebay.engine.record import ParamRecord
+    from forebay.plan.placement import UnitPlacement
+
+__all__ = ["NanSource", "Unit", "WeightState"]
+
+
+class WeightState(Enum):
+    """Whether a unit's working weights may be read."""
+
+    READY = "ready"
+    """They are the newest weights, in the order of the compute stream."""
+    PENDING = "pending"
+    """New ones are on their way; see [Note: pending weights]."""
+
+
+class NanSource:
+    """NaN scalars by dtype on one device, and views of them in any shape."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._scalars: dict[torch.dtype, torch.Tensor] = {}
+
+    def view(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """A stride-0 NaN tensor; a private one where a write would not raise."""
+        scalar = self._scalars.get(dtype)
+        if scalar is None:
+            scalar = torch.full((), float("nan"), dtype=dtype, device=self._device)
+            self._scalars[dtype] = scalar
+        return scalar.expand(tuple(shape)) if shape else scalar.clone()
+
+    def check(self, label: str) -> None:
+        """Raise PendingWeightError when someone wrote through a view (host devices only)."""
+        if self._device.type != "cpu":
+            return  # reading it would wait for the device; its gradients would be NaN anyway
+        for dtype, scalar in self._scalars.items():
+            if not bool(torch.isnan(scalar)):
+                scalar.fill_(float("nan"))
+                raise PendingWeightError(
+                    f"weights of {label} ({dtype}) were written between step() and their next "
+                    "use, while their new values were on their way",
+                    hint="call optimizer.synchronize() before changing weights, or set "
+                    "forebay.synchronous: true",
+                )
+
+
+class Unit:
+    """A unit's memory and parameters.
+
+    Attributes:
+        placement: Its layout and where it updates.
+        parts: Its memory, one part per dtype.
+        records: Its parameters, all parts.
+        remaining: Parameters whose firings in the present backward are still expected.
+        departed: Whether its gradient of the present backward has left.
+        eager: Whether `step()` waits for its weights, since no hook would.
+    """
+
+    def __init__(
+        self,
+        placement: UnitPlacement,
+        *,
+        parts: Sequence[PartStorage],
+        records: Sequence[Sequence[ParamRecord]],
+    ) -> None:
+        self.placement = placement
+        self.index = placement.layout.index
+        self.name = placement.layout.name
+        self.parts = tuple(parts)
+        self.records_of_part = tuple(tuple(members) for members in records)
+        self.records = tuple(record for members in records for record in members)
+        self.remaining = 0
+        self.departed = False
+        self.eager = False
+        self.state = WeightState.READY
+        self._arrivals: list[Any] = []
+        self._swapped: list[ParamRecord] = []
+
+    def bind(self) -> None:
+        """Move the parameters' values into the unit's memory, one parameter at a time."""
+        for record in self.records:
+            view = record.part.weight(record.slot)
+            with torch.no_grad():
+                view.copy_(record.param.data)
+            record.param.data = view
+
+    def await_weights(
+        self, records: Sequence[ParamRecord], arrivals: Sequence[Any], nans: NanSource
+    ) -> None:
+        """Make `records` unreadable until `arrivals` are done."""
+        self.state = WeightState.PENDING
+        self._arrivals = list(arrivals)
+        self._swapped = list(records)
+        for record in records:
+            record.pending = True
+            record.param.data = nans.view(record.slot.shape, record.part.dtype)
+
+    def make_ready(self, accelerator: Accelerator, nans: NanSource) -> None:
+        """Order the caller's computation after the arrival of the newest weights.
+
+        Raises:
+            TransferError: An update or a copy failed; the weights stay unreadable.
+            PendingWeightError: Someone wrote into the weights in between.
+        """
+        if self.state is WeightState.READY:
+            return
+        for ticket in self._arrivals:
+            try:
+                accelerator.wait_for(ticket)
+            except RuntimeError as error:
+                raise TransferError(
+                    f"the update of unit {self.name} failed: {error}",
+                    hint="weights and optimizer state are not usable any more; go back to the "
+                    "last checkpoint",
+                ) from error
+        for record in self._swapped:
+            record.pending = False
+            record.param.data = record.part.weight(record.slot)
+        touched = [record.param for record in self._swapped]
+        torch.autograd.graph.increment_version(touched)
+        for record in self._swapped:
+            record.version = record.param._version
+        self.state = WeightState.READY
+        self._arrivals, self._swapped = [], []
+        nans.check(self.name)

@@ -1,0 +1,28 @@
+"""Copies that are late, out of order or broken, on purpose.
+
+A missing wait then fails in every run instead of once a month. Used by tests and by anyone who
+doubts; the bytes still move through the same native lanes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["FaultScript"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultScript:
+    """What a scripted copy engine does to each piece.
+
+    Attributes:
+        seed: Seed of the delays and of the order among jobs that are ready.
+        max_delay_us: Each piece is executed after a delay drawn from [0, this], microseconds.
+        fail_at: The piece, counted from 0 over both directions, that fails; -1 for none.
+        fail_text: The failure's text.
+    """
+
+    seed: int
+    max_delay_us: int = 0
+    fail_at: int = -1
+    fail_text: str = "scripted failure"

@@ -1,0 +1,162 @@
+"""The native lanes of one engine: gradients down, weights up, updates on the host.
+
+Every call enqueues and returns a ticket; errors surface when somebody waits. Tensors that a
+lane reads or writes are held here until their ticket is done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from forebay.errors import TransferError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from forebay.accelerators.base import Accelerator
+    from forebay.hardware.affinity import CoreShare
+    from forebay.links.fake import FaultScript
+    from forebay.tiers.host import HostArena
+
+__all__ = ["PIECE_BYTES", "RING_SLOTS", "Lanes", "wait"]
+
+# From 8 MiB on a link runs within a few percent of its bandwidth; smaller pieces let a waited-for
+# transfer pass a bulk one sooner.
+PIECE_BYTES = 8 << 20
+
+# One slot is filled while another is added and a third waits; one more hides jitter.
+RING_SLOTS = 4
+
+_BULK_PRIORITY = 1 << 20
+
+
+def wait(ticket: Any, what: str) -> None:
+    """Wait for a ticket on the host.
+
+    Raises:
+        TransferError: The transfer or update failed, with the lane's reason.
+    """
+    try:
+        ticket.wait()
+    except RuntimeError as error:
+        raise TransferError(f"{what} failed: {error}") from error
+
+
+class Lanes:
+    """Worker pool and both directions of the device-host link.
+
+    Args:
+        core: The native core or its fallback.
+        accelerator: The device on the other end.
+        cores: The processor cores for the update's worker threads.
+        make_ring: Allocates the staging ring's memory, `RING_SLOTS` equal slots.
+        fault: Scripted delays and faults; None in real life.
+    """
+
+    def __init__(
+        self,
+        core: Any,
+        *,
+        accelerator: Accelerator,
+        cores: CoreShare,
+        make_ring: Callable[[], HostArena],
+        fault: FaultScript | None = None,
+    ) -> None:
+        self.core = core
+        self.pool = core.Pool(cores.threads, list(cores.cpus))
+        shuffle = -1 if fault is None else fault.seed
+        engines = []
+        for direction in range(2):
+            engine = accelerator.copy_engine(core)
+            if fault is not None:
+                engine = core.ScriptedEngine(
+                    engine,
+                    fault.seed + direction,
+                    fault.max_delay_us,
+                    fault.fail_at if direction == 0 else -1,
+                    fault.fail_text,
+                )
+            engines.append(engine)
+        self.down = core.Link(engines[0], accelerator.new_stream(), 2, shuffle, "down")
+        self.up = core.Link(engines[1], accelerator.new_stream(), 2, shuffle, "up")
+        self._held: list[tuple[Any, tuple[object, ...]]] = []
+        self._ring: tuple[Any, HostArena] | None = None
+        self._make_ring = make_ring
+        self._closed = False
+        # Weights go up in the order in which the next forward needs them.
+        self._publish_order = 0
+
+    @property
+    def ring(self) -> Any:
+        """Staging that gradients pass through on their way to fp32 sums; made at first need."""
+        if self._ring is None:
+            arena = self._make_ring()
+            slot_bytes = arena.nbytes // RING_SLOTS
+            self._ring = (self.core.StagingRing(arena.address, slot_bytes, RING_SLOTS), arena)
+        return self._ring[0]
+
+    def hold(self, ticket: Any, *objects: object) -> Any:
+        """Keep `objects` alive until `ticket` is done; returns the ticket."""
+        self._held.append((ticket, objects))
+        return ticket
+
+    def reap(self) -> None:
+        """Let go of what finished transfers held, so that its memory is free again."""
+        self._held = [entry for entry in self._held if not entry[0].done]
+
+    def land(
+        self,
+        spans: Sequence[tuple[int, int, int]],
+        *,
+        event: int,
+        after: Sequence[Any],
+    ) -> tuple[Any, int]:
+        """Copy (destination, source, bytes) spans to the host; returns ticket and bytes."""
+        plan = self.core.CopyPlan(PIECE_BYTES)
+        for destination, source, nbytes in spans:
+            plan.append(destination, source, nbytes)
+        ticket = self.down.copy(plan, _BULK_PRIORITY, list(after), None, event)
+        return ticket, sum(span[2] for span in spans)
+
+    def fold_down(
+        self,
+        spans: Sequence[tuple[int, int, int]],
+        *,
+        dtype: str,
+        first: bool,
+        after: Sequence[Any],
+        event: int,
+    ) -> Any:
+        """Bring (sum, source, elements) spans down and add them to fp32 sums on the host."""
+        return self.down.copy_fold(
+            self.pool, list(spans), dtype, first, self.ring, _BULK_PRIORITY, list(after), event
+        )
+
+    def publish(self, plan: Any, *, after: Any, event: int) -> Any:
+        """Copy new weights up, each piece as soon as the same piece of `after` is done."""
+        self._publish_order += 1
+        return self.up.copy(plan, self._publish_order, [], after, event)
+
+    def drain(self) -> None:
+        """Wait for everything that was held.
+
+        Raises:
+            TransferError: The first failure, once.
+        """
+        held, self._held = self._held, []
+        for ticket, _ in held:
+            wait(ticket, "a transfer")
+
+    def close(self) -> None:
+        """Stop the lanes; what is still queued fails. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        for lane in (self.down, self.up, self.pool):
+            lane.close()
+        with contextlib.suppress(TransferError):
+            self.drain()
+        if self._ring is not None:
+            self._ring[1].close()
+            self._ring = None

@@ -1,0 +1,156 @@
+"""From an `nn.Module` and its optimizer's groups to a `ModelSpec` and the parameters behind it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from forebay.errors import UnsupportedError
+from forebay.model.spec import ModelSpec, ParamSpec, UnitSpec
+from forebay.model.units import UnitMembers, units_by_blocks, units_by_size
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["InspectedModel", "inspect_model", "refuse_wrapped"]
+
+_DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+OUTSIDE = "outside the model"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InspectedModel:
+    """A model seen through forebay's eyes.
+
+    Attributes:
+        spec: Units and parameters as values.
+        params: The trained parameters, by `ParamSpec.index`.
+        owners: For each of them, the modules that hold it directly (several when tied).
+    """
+
+    spec: ModelSpec
+    params: tuple[nn.Parameter, ...]
+    owners: tuple[tuple[nn.Module, ...], ...]
+
+
+def refuse_wrapped(model: nn.Module) -> None:
+    """Refuse models that another engine has already taken over.
+
+    Raises:
+        UnsupportedError: DDP, FSDP, DTensor parameters, or a model compiled as a whole.
+    """
+    kind = type(model).__name__
+    if kind in {"DistributedDataParallel", "DataParallel", "FullyShardedDataParallel"}:
+        raise UnsupportedError(
+            f"the model is wrapped by {kind}",
+            hint="pass the module inside (model.module); forebay does the data parallelism",
+        )
+    if any(cls.__name__ == "FSDPModule" for cls in type(model).__mro__):
+        raise UnsupportedError(
+            "the model was given to fully_shard (FSDP2)",
+            hint="pass the model before fully_shard; forebay shards it by zero_optimization.stage",
+        )
+    if kind == "OptimizedModule" or getattr(model, "_compiled_call_impl", None) is not None:
+        raise UnsupportedError(
+            "the whole model was compiled before it was given to forebay, so that no hook of "
+            "forebay's would fire",
+            hint="compile its blocks instead, or compile after initialize()/offload()",
+        )
+    for name, param in model.named_parameters():
+        if type(param.data).__name__ == "DTensor":
+            raise UnsupportedError(
+                f"parameter {name} is a DTensor",
+                hint="pass the plain model; forebay shards it by zero_optimization.stage",
+            )
+        if param.is_meta:
+            raise UnsupportedError(
+                f"parameter {name} is on the meta device and has no values",
+                hint="load or initialise the weights first, for example model.to_empty(device="
+                "'cpu') and load_state_dict",
+            )
+
+
+def _dtype_name(param: nn.Parameter, name: str) -> str:
+    try:
+        return _DTYPES[param.dtype]
+    except KeyError:
+        raise UnsupportedError(
+            f"parameter {name} has dtype {param.dtype}",
+            hint="trained parameters are float32, bfloat16 or float16; freeze or convert it",
+        ) from None
+
+
+def _names_and_owners(
+    model: nn.Module,
+) -> tuple[dict[int, list[str]], dict[int, list[nn.Module]]]:
+    names: dict[int, list[str]] = {}
+    owners: dict[int, list[nn.Module]] = {}
+    for prefix, module in model.named_modules(remove_duplicate=True):
+        for name, param in module.named_parameters(recurse=False, remove_duplicate=False):
+            names.setdefault(id(param), []).append(f"{prefix}.{name}" if prefix else name)
+            owners.setdefault(id(param), []).append(module)
+    return names, owners
+
+
+def inspect_model(
+    model: nn.Module,
+    *,
+    groups: Sequence[dict[str, Any]],
+    unit_elements: int | None = None,
+    whole: Sequence[nn.Module] = (),
+) -> InspectedModel:
+    """Find the trained parameters, their units and their owners.
+
+    Args:
+        model: The model as the user made it.
+        groups: The optimizer's parameter groups; they decide what is trained and may interleave.
+        unit_elements: Elements per unit; None lets units follow the module tree.
+        whole: Modules whose parameters must stay in one unit.
+
+    Raises:
+        UnsupportedError: Wrapped models, foreign dtypes, a parameter in two groups.
+    """
+    refuse_wrapped(model)
+    names, owners = _names_and_owners(model)
+    group_of: dict[int, int] = {}
+    given: dict[int, nn.Parameter] = {}
+    for index, group in enumerate(groups):
+        for param in group["params"]:
+            if param.requires_grad:
+                group_of[id(param)] = index
+                given[id(param)] = param
+    trained = set(group_of)
+    if unit_elements is None:
+        units = units_by_blocks(model, trained=trained)
+    else:
+        units = units_by_size(model, trained=trained, unit_elements=unit_elements, whole=whole)
+    inside = {id(p) for unit in units for p in unit.params}
+    outside = [param for key, param in given.items() if key not in inside]
+    if outside:
+        units.append(UnitMembers(OUTSIDE, outside))
+
+    specs, params = [], []
+    for unit in units:
+        members = []
+        for param in unit.params:
+            index = len(params)
+            known = tuple(names.get(id(param), [f"{OUTSIDE}[{index}]"]))
+            members.append(
+                ParamSpec(
+                    index=index,
+                    names=known,
+                    shape=tuple(param.shape),
+                    dtype=_dtype_name(param, known[0]),
+                    group=group_of[id(param)],
+                )
+            )
+            params.append(param)
+        specs.append(UnitSpec(name=unit.name, params=tuple(members)))
+    return InspectedModel(
+        spec=ModelSpec(units=tuple(specs)),
+        params=tuple(params),
+        owners=tuple(tuple(owners.get(id(p), ())) for p in params),
+    )

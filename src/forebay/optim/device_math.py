@@ -1,0 +1,161 @@
+"""Arithmetic where gradients and device-resident state live: squares, fp32 sums, updates.
+
+`HostMath` serves the `cpu` accelerator with the native pool, `CudaMath` an NVIDIA device in the
+order of its compute stream. Both give the same bits.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from forebay.optim.flat_state import dtype_name, native_hypers, native_part
+from forebay.optim.reference import AdamState, update_
+from forebay.optim.squares import square_sum
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from forebay.optim.flat_state import FlatState
+    from forebay.optim.rule import Hyper
+
+__all__ = ["CudaMath", "DeviceMath", "HostMath"]
+
+
+class DeviceMath(Protocol):
+    """Calls, in order: `square_sums` as gradients become final; `read` once per step; then
+    `update` for units whose state lives on the device.
+    """
+
+    def square_sums(self, indices: Sequence[int], tensors: Sequence[torch.Tensor]) -> None:
+        """Begin summing squares of contiguous tensors; a later call for an index replaces it."""
+
+    def read(self) -> dict[int, float]:
+        """Wait for the sums begun since the last `read`: one fp64 for each index."""
+        ...
+
+    def update(
+        self,
+        state: FlatState,
+        *,
+        grads: Sequence[torch.Tensor | None],
+        hypers: Sequence[Hyper],
+        hyper_of_segment: Sequence[int],
+        scale: float,
+    ) -> None:
+        """Update the segments whose gradient is given, in the order of the compute stream."""
+
+
+class HostMath:
+    """The device is the host: the native pool does the work.
+
+    Args:
+        core: The native core.
+        pool: Its worker pool.
+    """
+
+    def __init__(self, core: Any, pool: Any) -> None:
+        self._core = core
+        self._pool = pool
+        self._begun: list[tuple[list[int], Any, list[torch.Tensor]]] = []
+
+    def square_sums(self, indices: Sequence[int], tensors: Sequence[torch.Tensor]) -> None:
+        """See `DeviceMath`."""
+        by_dtype: dict[torch.dtype, list[int]] = {}
+        for position, tensor in enumerate(tensors):
+            by_dtype.setdefault(tensor.dtype, []).append(position)
+        for dtype, positions in by_dtype.items():
+            members = [tensors[i] for i in positions]
+            spans = [(t.data_ptr(), t.numel()) for t in members]
+            ticket = self._pool.square_sums(spans, dtype_name(dtype), [])
+            self._begun.append(([indices[i] for i in positions], ticket, members))
+
+    def read(self) -> dict[int, float]:
+        """See `DeviceMath`."""
+        sums: dict[int, float] = {}
+        for indices, ticket, _ in self._begun:
+            ticket.wait()
+            sums.update(zip(indices, ticket.results(), strict=True))
+        self._begun.clear()
+        return sums
+
+    def update(
+        self,
+        state: FlatState,
+        *,
+        grads: Sequence[torch.Tensor | None],
+        hypers: Sequence[Hyper],
+        hyper_of_segment: Sequence[int],
+        scale: float,
+    ) -> None:
+        """See `DeviceMath`; returns when the update is done."""
+        by_dtype: dict[torch.dtype, list[int]] = {}
+        for position, grad in enumerate(grads):
+            if grad is not None and hyper_of_segment[position] >= 0:
+                by_dtype.setdefault(grad.dtype, []).append(position)
+        numbers = native_hypers(self._core, hypers)
+        for dtype, positions in by_dtype.items():
+            part = native_part(self._core, state, grad=0, grad_dtype=dtype_name(dtype))
+            chosen, addresses = [-1] * len(grads), [0] * len(grads)
+            for position in positions:
+                grad = grads[position]
+                assert grad is not None
+                chosen[position] = hyper_of_segment[position]
+                addresses[position] = grad.data_ptr()
+            piece = max(1, state.exp_avg.numel())
+            self._pool.update(part, numbers, chosen, scale, piece, addresses, []).wait()
+
+
+class CudaMath:
+    """An NVIDIA device, in the order of the current stream, by torch operations.
+
+    Args:
+        device: The device.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._sums: dict[int, torch.Tensor] = {}
+
+    def square_sums(self, indices: Sequence[int], tensors: Sequence[torch.Tensor]) -> None:
+        """See `DeviceMath`."""
+        for index, tensor in zip(indices, tensors, strict=True):
+            self._sums[index] = square_sum(tensor)
+
+    def read(self) -> dict[int, float]:
+        """See `DeviceMath`; one transfer for all sums."""
+        if not self._sums:
+            return {}
+        values = torch.stack([value.reshape(()) for value in self._sums.values()]).tolist()
+        sums = dict(zip(self._sums, values, strict=True))
+        self._sums.clear()
+        return sums
+
+    def update(
+        self,
+        state: FlatState,
+        *,
+        grads: Sequence[torch.Tensor | None],
+        hypers: Sequence[Hyper],
+        hyper_of_segment: Sequence[int],
+        scale: float,
+    ) -> None:
+        """See `DeviceMath`."""
+        for position, (start, elements) in enumerate(state.segments):
+            grad = grads[position]
+            if grad is None or hyper_of_segment[position] < 0 or elements == 0:
+                continue
+            chosen = slice(start, start + elements)
+            update_(
+                AdamState(
+                    master=state.high[chosen],
+                    low=None if state.low is None else state.low[chosen],
+                    exp_avg=state.exp_avg[chosen],
+                    exp_avg_sq=state.exp_avg_sq[chosen],
+                ),
+                grad=grad.reshape(-1),
+                scale=scale,
+                hyper=hypers[hyper_of_segment[position]],
+                out=None if state.out is None else state.out[chosen],
+            )

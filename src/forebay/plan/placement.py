@@ -1,0 +1,95 @@
+"""Where each unit's state lives and updates: frozen values that the engine follows.
+
+No torch here. ZeRO stages and offloads are values of a placement, not different engines.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from forebay.model.layout import UnitLayout
+
+__all__ = [
+    "Accumulation",
+    "MasterLayout",
+    "Placement",
+    "SixteenBitMaster",
+    "UnitPlacement",
+    "UpdatePlace",
+]
+
+
+class UpdatePlace(Enum):
+    """Where a unit's master and moments live and its update runs."""
+
+    HOST = "host"
+    """State in host memory, updated by the native pass; gradients go down, weights come up."""
+    DEVICE = "device"
+    """State in device memory, updated there; nothing crosses the link."""
+
+
+class Accumulation(Enum):
+    """How the addends of a window become one gradient."""
+
+    SINGLE = "single"
+    """One backward per update: the addend travels in its own dtype."""
+    DEVICE_SUM = "device_sum"
+    """fp32 sum on the device, which leaves during the last backward: 4 bytes down."""
+    HOST_SUM = "host_sum"
+    """Every addend leaves in its own dtype and is added in fp32 on the host: 2k bytes down."""
+
+
+class MasterLayout(Enum):
+    """How a parameter's fp32 master is stored."""
+
+    WEIGHT = "weight"
+    """The working weight is fp32 and is its own master."""
+    SPLIT = "split"
+    """The bf16 weight is the high half; 16 bits beside it complete the master, lossless."""
+    WHOLE = "whole"
+    """A separate fp32 master beside a 16-bit weight."""
+
+
+class SixteenBitMaster(Enum):
+    """Which layout bf16 weights take; both give the same bits."""
+
+    SPLIT = "split"
+    WHOLE = "whole"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitPlacement:
+    """One unit and where it updates."""
+
+    layout: UnitLayout
+    update: UpdatePlace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """The whole model's placement.
+
+    Attributes:
+        units: Every unit in module order.
+        accumulation: How a window's addends are summed for units that update on the host.
+        backwards_per_update: Backwards in a window as far as known; a hint, never a condition.
+        bf16_master: Layout of masters behind bf16 weights.
+        piece_elements: Elements of one piece of an update and of the copy that follows it.
+    """
+
+    units: tuple[UnitPlacement, ...]
+    accumulation: Accumulation
+    backwards_per_update: int = 1
+    bf16_master: SixteenBitMaster = SixteenBitMaster.SPLIT
+    piece_elements: int = 4 << 20  # 8 MiB of bf16: a link's bandwidth saturates from there on
+
+    def master_layout(self, dtype: str) -> MasterLayout:
+        """The layout of masters behind weights of `dtype`."""
+        if dtype == "float32":
+            return MasterLayout.WEIGHT
+        if dtype == "bfloat16" and self.bf16_master is SixteenBitMaster.SPLIT:
+            return MasterLayout.SPLIT
+        return MasterLayout.WHOLE
