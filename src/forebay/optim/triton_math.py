@@ -1,0 +1,303 @@
+"""Few launches for many tensors: the tables and launches of the Triton kernels.
+
+`TritonMath` is a `forebay.optim.device_math.DeviceMath` for an NVIDIA device, in the order of the
+current stream. Nothing here waits for the device but `read`.
+
+[Note: table transfer] A table goes to the device from page-locked memory of torch's caching
+allocator, which reuses a block only after the copies from it are done; so a table may be built
+for every call without an event of ours. The device's copy is freed in the order of the stream.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import triton
+import triton.language as tl
+
+from forebay.optim.rule import DecayMode
+from forebay.optim.triton_kernels import (
+    BLOCK,
+    LAUNCH_OPTIONS,
+    MAX_ROWS,
+    TILE,
+    UPDATE_BLOCK,
+    block_sums_kernel,
+    update_kernel,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from forebay.optim.flat_state import FlatState
+    from forebay.optim.rule import Hyper
+
+__all__ = ["TritonMath", "square_sums", "update_"]
+
+# bf16 travels as its bits: the kernels widen and round it by integer operations.
+_KINDS = {
+    torch.float32: tl.float32,
+    torch.bfloat16: tl.int16,
+    torch.float16: tl.float16,
+    torch.float64: tl.float64,
+}
+_MODES = {DecayMode.NONE: 0.0, DecayMode.DECOUPLED: 1.0, DecayMode.L2: 2.0}
+
+
+class TritonMath:
+    """Squares and updates on an NVIDIA device.
+
+    Calls, in order: `square_sums` as gradients become final; `read` once per step; then `update`.
+    Each works in the stream that is current when it is called, on tensors that were produced
+    there or waited for.
+
+    Args:
+        device: The device.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._begun: list[tuple[tuple[int, ...], torch.Tensor]] = []
+
+    def square_sums(self, indices: Sequence[int], tensors: Sequence[torch.Tensor]) -> None:
+        """Begin summing squares; a later call for an index replaces it."""
+        if tensors:
+            self._begun.append((tuple(indices), square_sums(tensors)))
+
+    def read(self) -> dict[int, float]:
+        """Wait for the sums begun since the last `read`, in one transfer: an fp64 per index."""
+        if not self._begun:
+            return {}
+        indices = [index for group, _ in self._begun for index in group]
+        values = torch.cat([sums for _, sums in self._begun]).tolist()
+        self._begun.clear()
+        return dict(zip(indices, values, strict=True))
+
+    def update(
+        self,
+        state: FlatState,
+        *,
+        grads: Sequence[torch.Tensor | None],
+        hypers: Sequence[Hyper],
+        hyper_of_segment: Sequence[int],
+        scale: float | torch.Tensor,
+    ) -> None:
+        """Update the segments whose gradient is given, in the order of the current stream."""
+        update_(state, grads=grads, hypers=hypers, hyper_of_segment=hyper_of_segment, scale=scale)
+
+
+def square_sums(
+    tensors: Sequence[torch.Tensor], *, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Sum of squares of each tensor, by the tree of `forebay.optim.squares`.
+
+    Two launches for tensors of up to 16.8 million elements of one dtype, three beyond.
+
+    Args:
+        tensors: float32, bfloat16 or float16, on one device, at least one.
+        out: Where the sums go; a new tensor when None.
+
+    Returns:
+        float64, one element for each tensor.
+    """
+    device = tensors[0].device
+    if out is None:
+        out = torch.zeros(len(tensors), dtype=torch.float64, device=device)
+    else:
+        out.zero_()
+    # Contiguous copies must live until the launches are enqueued, hence a list of them.
+    flat = [tensor.detach().contiguous() for tensor in tensors]
+    levels = [
+        _Span(kind=tensor.dtype, address=tensor.data_ptr(), elements=tensor.numel(), result=result)
+        for tensor, result in zip(flat, _addresses(out), strict=True)
+        if tensor.numel()
+    ]
+    scratch = []
+    while levels:
+        above = []
+        sizes = [_blocks(span.elements) for span in levels]
+        # Sums of this level that are not final yet; 2 doubles keep each list 16-byte aligned.
+        space = torch.empty(
+            sum(size + size % 2 for size in sizes if size > 1), dtype=torch.float64, device=device
+        )
+        scratch.append(space)
+        free = space.data_ptr()
+        rows = []
+        for span, size in zip(levels, sizes, strict=True):
+            target = span.result
+            if size > 1:
+                target = free
+                above.append(
+                    _Span(kind=torch.float64, address=free, elements=size, result=span.result)
+                )
+                free += 8 * (size + size % 2)
+            rows.append((span, target))
+        for kind in dict.fromkeys(span.kind for span, _ in rows):
+            _launch_sums([row for row in rows if row[0].kind is kind], kind, device)
+        levels = above
+    return out
+
+
+def update_(
+    state: FlatState,
+    *,
+    grads: Sequence[torch.Tensor | None],
+    hypers: Sequence[Hyper],
+    hyper_of_segment: Sequence[int],
+    scale: float | torch.Tensor,
+) -> None:
+    """Update a part in place: one launch for all segments whose gradients have one dtype.
+
+    Args:
+        state: The part, on one device; its tensors are contiguous.
+        grads: Each segment's gradient, None for absent.
+        hypers: Distinct captured hyperparameters.
+        hyper_of_segment: Each segment's place in `hypers`, -1 for absent.
+        scale: What gradients are multiplied by: a float32 number, or a 0-dim float32 tensor on
+            the device, which is read there. `Hyper.sign` is in it already.
+    """
+    device = state.exp_avg.device
+    segments: dict[torch.dtype, list[tuple[torch.Tensor, int, int]]] = {}
+    for (start, elements), grad, hyper in zip(state.segments, grads, hyper_of_segment, strict=True):
+        if grad is not None and hyper >= 0 and elements:
+            if grad.numel() != elements:
+                raise ValueError(f"a gradient has {grad.numel()} elements, its segment {elements}")
+            segments.setdefault(grad.dtype, []).append((grad.detach().contiguous(), start, hyper))
+    if not segments:
+        return
+    numbers = _numbers(hypers, device)
+    factor = (
+        scale
+        if isinstance(scale, torch.Tensor)
+        else _to_device(torch.tensor([scale], dtype=torch.float32), device)
+    )
+    for kind, members in segments.items():
+        for begin in range(0, len(members), MAX_ROWS):
+            _launch_update(state, members[begin : begin + MAX_ROWS], numbers, factor, kind)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Span:
+    """A list of values that one level of the tree sums, and where its final sum belongs."""
+
+    kind: torch.dtype
+    address: int
+    elements: int
+    result: int
+
+
+def _launch_sums(
+    rows: Sequence[tuple[_Span, int]], kind: torch.dtype, device: torch.device
+) -> None:
+    for begin in range(0, len(rows), MAX_ROWS):
+        chosen = rows[begin : begin + MAX_ROWS]
+        firsts, programs = _firsts(-(-_blocks(span.elements) // TILE) for span, _ in chosen)
+        table = _table(
+            [span.address for span, _ in chosen],
+            [span.elements for span, _ in chosen],
+            [target for _, target in chosen],
+            firsts,
+            device=device,
+        )
+        _launch(
+            block_sums_kernel,
+            programs,
+            device,
+            table=table,
+            rows=len(chosen),
+            capacity=_capacity(len(chosen)),
+            kind=_KINDS[kind],
+            aligned=all(span.address % 16 == 0 for span, _ in chosen),
+        )
+
+
+def _launch_update(
+    state: FlatState,
+    members: Sequence[tuple[torch.Tensor, int, int]],
+    numbers: torch.Tensor,
+    factor: torch.Tensor,
+    kind: torch.dtype,
+) -> None:
+    device = state.exp_avg.device
+    firsts, programs = _firsts(-(-grad.numel() // UPDATE_BLOCK) for grad, _, _ in members)
+    table = _table(
+        [grad.data_ptr() for grad, _, _ in members],
+        [start for _, start, _ in members],
+        [grad.numel() for grad, _, _ in members],
+        [hyper for _, _, hyper in members],
+        firsts,
+        device=device,
+    )
+    _launch(
+        update_kernel,
+        programs,
+        device,
+        table=table,
+        rows=len(members),
+        numbers=numbers,
+        scale=factor,
+        high=_words(state.high),
+        low=None if state.low is None else state.low.view(torch.int16),
+        exp_avg=state.exp_avg,
+        exp_avg_sq=state.exp_avg_sq,
+        out=None if state.out is None else _words(state.out),
+        capacity=_capacity(len(members)),
+        kind=_KINDS[kind],
+        aligned=all(grad.data_ptr() % 16 == 0 and start % 16 == 0 for grad, start, _ in members),
+    )
+
+
+def _launch(kernel: Any, programs: int, device: torch.device, **arguments: object) -> None:  # noqa: ANN401
+    if device.type == "cuda":
+        # Triton launches on the current device, which need not be the tensors'.
+        with torch.cuda.device(device):
+            kernel[(programs,)](**arguments, **LAUNCH_OPTIONS)
+    else:
+        # Triton's interpreter, which runs the same kernels on CPU tensors for tests.
+        kernel[(programs,)](**arguments)
+
+
+def _words(weights: torch.Tensor) -> torch.Tensor:
+    """bf16 as the int16 bits that the kernel rounds by itself; other dtypes as they are."""
+    return weights.view(torch.int16) if weights.dtype is torch.bfloat16 else weights
+
+
+def _numbers(hypers: Sequence[Hyper], device: torch.device) -> torch.Tensor:
+    rows = [[*hyper.native()[1:], _MODES[hyper.decay_mode]] for hyper in hypers]
+    return _to_device(torch.tensor(rows, dtype=torch.float32), device)
+
+
+def _table(*columns: Sequence[int], device: torch.device) -> torch.Tensor:
+    return _to_device(torch.tensor(columns, dtype=torch.int64), device)
+
+
+def _to_device(values: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """See [Note: table transfer]."""
+    if device.type != "cuda":
+        return values
+    return values.pin_memory().to(device, non_blocking=True)
+
+
+def _firsts(programs: Iterable[int]) -> tuple[list[int], int]:
+    """First program of each row, and the number of programs."""
+    firsts, total = [], 0
+    for number in programs:
+        firsts.append(total)
+        total += number
+    return firsts, total
+
+
+def _blocks(elements: int) -> int:
+    return -(-elements // BLOCK)
+
+
+def _capacity(rows: int) -> int:
+    """A power of two of at least 16, so that few variants are compiled."""
+    return max(16, int(triton.next_power_of_2(rows)))
+
+
+def _addresses(doubles: torch.Tensor) -> range:
+    start = doubles.data_ptr()
+    return range(start, start + 8 * doubles.numel(), 8)
