@@ -1,0 +1,196 @@
+"""Types of configuration values: what a key accepts, as a check and as words for the docs.
+
+A check takes the value that JSON gave and returns the value that forebay uses, or raises
+`ValueError` with what was expected ("an integer >= 0"). It does *not* know keys: see
+`forebay.config.keys`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from forebay.errors import ConfigError
+from forebay.units_of_measure import parse_bytes
+
+__all__ = [
+    "ANYTHING",
+    "BETAS",
+    "COUNT",
+    "ELEMENTS",
+    "FLAG",
+    "INTEGER",
+    "INTERVAL",
+    "NON_NEGATIVE",
+    "NUMBER",
+    "POSITIVE",
+    "POSITIVE_NUMBER",
+    "RATES",
+    "SHARE",
+    "SIZE",
+    "TEXT",
+    "TEXTS",
+    "Kind",
+    "choice",
+    "optional",
+]
+
+# Counts beyond this are typing errors. DeepSpeed's own defaults reach sys.maxsize.
+_MAX_COUNT: Final = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """A type of value.
+
+    Attributes:
+        name: What is accepted, in words that complete "must be ...".
+        check: The value to use, or `ValueError` (its text is not shown).
+        in_elements: Whether the number counts elements of the working dtype, so that the
+            resolved configuration prints bytes beside it.
+    """
+
+    name: str
+    check: Callable[[object], object]
+    in_elements: bool = False
+
+
+def _number(value: object) -> float:
+    # bool is an int to Python and not a number to anyone else.
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError("not a number")  # noqa: TRY004
+    if not math.isfinite(value):
+        raise ValueError("not finite")
+    return value
+
+
+def _integer(value: object) -> int:
+    number = _number(value)
+    # JSON has no integers in scientific notation: 5e8 arrives as a float.
+    if number != int(number):
+        raise ValueError("not whole")
+    return int(number)
+
+
+def _bounded(read: Callable[[object], float], low: float, high: float) -> Callable[[object], float]:
+    def check(value: object) -> float:
+        number = read(value)
+        if not low <= number <= high:
+            raise ValueError("out of range")
+        return number
+
+    return check
+
+
+def _flag(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("not a boolean")  # noqa: TRY004
+    return value
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError("not text")  # noqa: TRY004
+    return value
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple):
+        raise ValueError("not a list")  # noqa: TRY004
+    return tuple(_text(item) for item in value)
+
+
+def _positive_number(value: object) -> float:
+    number = float(_number(value))
+    if number <= 0:
+        raise ValueError("not positive")
+    return number
+
+
+def _rate(value: object) -> float:
+    number = float(_number(value))
+    if number < 0:
+        raise ValueError("negative")
+    return number
+
+
+def _rates(value: object) -> float | tuple[float, ...]:
+    if isinstance(value, list | tuple):
+        if not value:
+            raise ValueError("empty")
+        return tuple(_rate(item) for item in value)
+    return _rate(value)
+
+
+def _betas(value: object) -> tuple[float, float]:
+    if not isinstance(value, list | tuple) or len(value) != 2:
+        raise ValueError("not a pair")
+    first, second = (float(_number(item)) for item in value)
+    if not (0 <= first < 1 and 0 <= second < 1):
+        raise ValueError("out of range")
+    return first, second
+
+
+def _size(value: object) -> int:
+    if not isinstance(value, str | int):
+        raise ValueError("not a size")  # noqa: TRY004
+    try:
+        return parse_bytes(value)
+    except ConfigError as error:
+        raise ValueError(error.message) from error
+
+
+def _interval(value: object) -> int | None:
+    # accelerate writes infinity for "never".
+    if value is None or value == math.inf:
+        return None
+    number = _integer(value)
+    if number < 1:
+        raise ValueError("not positive")
+    return number
+
+
+def choice(*values: str | int) -> Kind:
+    """One of the values, exactly as written."""
+
+    def check(value: object) -> object:
+        for known in values:
+            # 1 == True == 1.0 in Python; a stage may be 1 or 1.0 and not true.
+            if value == known and isinstance(value, bool) == isinstance(known, bool):
+                return known
+        raise ValueError("not among the choices")
+
+    words = [f'"{value}"' if isinstance(value, str) else str(value) for value in values]
+    return Kind(
+        name=" or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words),
+        check=check,
+    )
+
+
+def optional(kind: Kind) -> Kind:
+    """The kind, or null."""
+    return Kind(
+        name=f"{kind.name} or null",
+        check=lambda value: None if value is None else kind.check(value),
+        in_elements=kind.in_elements,
+    )
+
+
+ANYTHING: Final = Kind(name="any value", check=lambda value: value)
+FLAG: Final = Kind(name="true or false", check=_flag)
+INTEGER: Final = Kind(name="an integer", check=_bounded(_integer, -_MAX_COUNT, _MAX_COUNT))
+COUNT: Final = Kind(name="an integer >= 0", check=_bounded(_integer, 0, _MAX_COUNT))
+POSITIVE: Final = Kind(name="an integer >= 1", check=_bounded(_integer, 1, _MAX_COUNT))
+ELEMENTS: Final = Kind(name="a number of elements >= 0", check=COUNT.check, in_elements=True)
+NUMBER: Final = Kind(name="a number", check=_number)
+NON_NEGATIVE: Final = Kind(name="a number >= 0", check=_rate)
+POSITIVE_NUMBER: Final = Kind(name="a number > 0", check=_positive_number)
+RATES: Final = Kind(name="a number >= 0, or one for each parameter group", check=_rates)
+SHARE: Final = Kind(name="a number from 0 to 1", check=_bounded(_number, 0.0, 1.0))
+TEXT: Final = Kind(name="text", check=_text)
+TEXTS: Final = Kind(name="a list of texts", check=_texts)
+BETAS: Final = Kind(name="two numbers >= 0 and < 1", check=_betas)
+SIZE: Final = Kind(name='a size such as "24GiB", or a number of bytes', check=_size)
+INTERVAL: Final = Kind(name="an integer >= 1 or null", check=_interval)

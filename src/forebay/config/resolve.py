@@ -1,0 +1,146 @@
+"""From a DeepSpeed configuration and what the caller knows to a `ResolvedConfig`.
+
+>>> resolve({"train_batch_size": 8, "bf16": {"enabled": True}}).precision.dtype
+'bfloat16'
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, Final
+
+from forebay.config.batch import resolve_batch
+from forebay.config.facts import Facts
+from forebay.config.lookup import Lookup
+from forebay.config.optimizer import resolve_optimizer, resolve_scheduler
+from forebay.config.precision import check_accumulation_dtype, resolve_precision
+from forebay.config.reader import read
+from forebay.config.resolved import (
+    BudgetSpec,
+    ResolvedConfig,
+    Source,
+    TensorBoardSpec,
+    ZeroSpec,
+)
+from forebay.config.schema import check
+from forebay.config.support import refuse
+from forebay.config.tables import TABLE
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Mapping
+
+__all__ = ["resolve"]
+
+_ZERO: Final = "zero_optimization"
+_OFFLOAD: Final = "zero_optimization.offload_optimizer"
+
+
+def resolve(
+    raw: Mapping[str, Any] | str | os.PathLike[str], *, facts: Facts | None = None
+) -> ResolvedConfig:
+    """Reads, checks and resolves a configuration.
+
+    Args:
+        raw: A mapping, the path of a JSON file, or base64 of JSON. It is not changed.
+        facts: What the caller knows; it answers "auto" and fills what is left out.
+
+    Returns:
+        Every value decided, with a row for each key that acts or was given.
+
+    Raises:
+        ConfigError: Anything unknown, mistyped, contradictory, unresolved or unsupported; in this
+            order, all of one sort at once.
+    """
+    facts = facts or Facts()
+    values = check(read(raw))
+    refuse(values, world_size=facts.world_size)
+    lookup = Lookup(values, facts)
+    precision = resolve_precision(lookup)
+    batch = resolve_batch(lookup)
+    check_accumulation_dtype(
+        lookup, dtype=precision.dtype, accumulation_steps=batch.accumulation_steps
+    )
+    optimizer = resolve_optimizer(lookup)
+    scheduler = resolve_scheduler(lookup)
+    clip = float(lookup.take("gradient_clipping"))
+    if not clip:
+        lookup.annotate("gradient_clipping", "clipping is off")
+    zero = _zero(lookup)
+    budgets = BudgetSpec(
+        device_bytes=lookup.take("forebay.device_budget"),
+        host_bytes=lookup.take("forebay.host_budget"),
+    )
+    for name in ("update", "state_format", "accumulation_order", "reduction"):
+        # One value each passes so far; the row says which.
+        lookup.take(f"forebay.{name}")
+    config = ResolvedConfig(
+        batch=batch,
+        precision=precision,
+        clip_norm=clip or None,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        zero=zero,
+        budgets=budgets,
+        synchronous=lookup.take("forebay.synchronous"),
+        steps_per_print=lookup.take("steps_per_print"),
+        dataloader_drop_last=lookup.take("dataloader_drop_last"),
+        tensorboard=_tensorboard(lookup),
+    )
+    return dataclasses.replace(config, rows=lookup.rows())
+
+
+def _zero(lookup: Lookup) -> ZeroSpec:
+    stage = lookup.take(f"{_ZERO}.stage")
+    if stage == 3:
+        lookup.annotate(
+            f"{_ZERO}.stage", "one process: stage 3 places and sums the same as stage 2"
+        )
+    old = lookup.values.given.get(f"{_ZERO}.cpu_offload")
+    if old is None:
+        device = lookup.take(f"{_OFFLOAD}.device") or "none"
+        pin_memory = lookup.take(f"{_OFFLOAD}.pin_memory")
+        lookup.moot(
+            [f"{_ZERO}.cpu_offload_use_pin_memory"],
+            note="changes nothing: it acts with cpu_offload only",
+        )
+    else:
+        device = "cpu" if lookup.take(f"{_ZERO}.cpu_offload") else "none"
+        pin_memory = lookup.take(f"{_ZERO}.cpu_offload_use_pin_memory")
+        note = "from the old form, cpu_offload"
+        lookup.record(f"{_OFFLOAD}.device", device, Source.DERIVED, note=note)
+        lookup.record(f"{_OFFLOAD}.pin_memory", pin_memory, Source.DERIVED, note=note)
+    # Neither does anything yet: other values are refused.
+    lookup.take(f"{_ZERO}.offload_param.device")
+    lookup.moot([f"{_ZERO}.cpu_offload_param"], note="")
+    return ZeroSpec(
+        stage=stage,
+        optimizer_tier="host" if device == "cpu" else "device",
+        pin_memory=pin_memory,
+        ratio=float(lookup.take(f"{_OFFLOAD}.ratio")),
+        unit_elements=_unit_elements(lookup),
+    )
+
+
+def _unit_elements(lookup: Lookup) -> int | None:
+    path = f"{_ZERO}.sub_group_size"
+    elements, source = lookup.answer(path)
+    if elements == TABLE[path].default:
+        lookup.record(path, "the model's blocks", source, note="the default sets no size of units")
+        return None
+    note = "each parameter is a unit" if elements <= 1 else "largest unit"
+    lookup.record(path, elements, source, note=note)
+    # DeepSpeed closes a group once it is larger than the limit, so that 0 means one parameter.
+    return max(1, int(elements))
+
+
+def _tensorboard(lookup: Lookup) -> TensorBoardSpec | None:
+    names = ("output_path", "job_name")
+    if not lookup.take("tensorboard.enabled"):
+        lookup.moot(
+            [f"tensorboard.{name}" for name in names],
+            note="changes nothing: it acts with tensorboard.enabled only",
+        )
+        return None
+    output_path, job_name = (lookup.take(f"tensorboard.{name}") for name in names)
+    return TensorBoardSpec(output_path=output_path, job_name=job_name)

@@ -1,0 +1,315 @@
+"""The configuration that runs: every value decided, frozen, free of pydantic and torch.
+
+`forebay.config.resolve.resolve` makes it; the engine and the trainer read it. It can also be
+built by hand: every field has a default, that of a configuration which says nothing.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+__all__ = [
+    "BatchSpec",
+    "BudgetSpec",
+    "Dtype",
+    "LossScaleSpec",
+    "OptimizerSpec",
+    "PrecisionSpec",
+    "ResolvedConfig",
+    "Row",
+    "SchedulerSpec",
+    "Source",
+    "TensorBoardSpec",
+    "ZeroSpec",
+]
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+
+# DeepSpeed's default, and so what says "units follow the model's blocks".
+_SUB_GROUP_DEFAULT: Final = 1_000_000_000
+
+
+class Source(enum.Enum):
+    """Where a resolved value comes from."""
+
+    GIVEN = "given"
+    """The configuration says it."""
+    DEFAULT = "default"
+    """Nobody says anything else."""
+    AUTO = "auto"
+    """The configuration says "auto"; this is the answer."""
+    CALLER = "caller"
+    """The configuration leaves it out; the command line, the model or the program knows it."""
+    DERIVED = "derived"
+    """It follows from other values."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One line of the printed configuration.
+
+    Attributes:
+        path: The key.
+        value: Its value as text; sizes with their unit.
+        source: Where it comes from.
+        note: What a reader should know, for example why the key changes nothing here.
+    """
+
+    path: str
+    value: str
+    source: Source
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchSpec:
+    """Samples per update: `train_batch_size == micro x accumulation_steps x world_size`."""
+
+    train_batch_size: int = 1
+    micro_batch_size: int = 1
+    accumulation_steps: int = 1
+    world_size: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossScaleSpec:
+    """The loss scale of float16, in the words of DeepSpeed's `fp16` section.
+
+    Attributes:
+        static: A fixed scale, a power of two; None is dynamic.
+        initial_scale_power: The first dynamic scale is 2 to this power.
+        window: Updates without overflow after which the scale doubles.
+        hysteresis: Overflows before it halves.
+        consecutive_hysteresis: Whether every good update restores the hysteresis.
+        min_scale: A power of two; an overflow at this scale ends training.
+    """
+
+    static: float | None = None
+    initial_scale_power: int = 16
+    window: int = 1000
+    hysteresis: int = 2
+    consecutive_hysteresis: bool = False
+    min_scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrecisionSpec:
+    """Dtypes and what guards them.
+
+    Attributes:
+        dtype: Working weights and gradients. Masters, moments and sums are float32.
+        loss_scale: For float16; None otherwise.
+        check_grad_overflow: Whether a gradient that is not finite skips the whole update.
+    """
+
+    dtype: Dtype = "float32"
+    loss_scale: LossScaleSpec | None = None
+    check_grad_overflow: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerSpec:
+    """The optimizer to build: `torch.optim.<name>` with these arguments.
+
+    Attributes:
+        name: "Adam" (weight decay is L2) or "AdamW" (decoupled).
+        lr: Learning rate, before any schedule.
+        betas: Decay rates of the moments.
+        eps: Added to the root of the second moment.
+        weight_decay: Weight decay.
+        is_decay_mode_chosen: False for "Adam" without `adam_w_mode`: parameter groups may then
+            bring no weight decay of their own, since nobody said which kind.
+    """
+
+    name: Literal["Adam", "AdamW"] = "AdamW"
+    lr: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    is_decay_mode_chosen: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerSpec:
+    """The schedule to build; see `forebay.optim.schedule`.
+
+    Attributes:
+        name: DeepSpeed's name of it.
+        params: Every argument with its value, in the order of the reference page. A rate that is
+            None is each parameter group's own.
+    """
+
+    name: Literal["WarmupLR", "WarmupDecayLR", "WarmupCosineLR", "OneCycle", "LRRangeTest"]
+    params: tuple[tuple[str, Any], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZeroSpec:
+    """Sharding and offload.
+
+    Attributes:
+        stage: As given, 0 to 3.
+        optimizer_tier: Where masters and moments live.
+        pin_memory: Whether to page-lock what is copied.
+        ratio: Share of the optimizer state that is updated on the host.
+        unit_elements: Parameters are packed in order into units of at most this many elements,
+            at least one parameter each; None: units follow the model's blocks.
+    """
+
+    stage: int = 0
+    optimizer_tier: Literal["device", "host"] = "device"
+    pin_memory: bool = True
+    ratio: float = 1.0
+    unit_elements: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetSpec:
+    """Bytes that forebay may place in each tier; None is what the machine has."""
+
+    device_bytes: int | None = None
+    host_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorBoardSpec:
+    """Scalars for TensorBoard; an empty path is the run's own folder."""
+
+    output_path: str = ""
+    job_name: str = "DeepSpeedJobName"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedConfig:
+    """Everything that the configuration decides.
+
+    Attributes:
+        batch: Batch sizes.
+        precision: Dtypes, loss scale, the finiteness check.
+        clip_norm: Largest global gradient norm; None is no clipping.
+        optimizer: The optimizer to build; None where the caller brings one.
+        scheduler: The schedule to build, or None.
+        zero: Sharding and offload.
+        budgets: Bytes per tier.
+        synchronous: Whether `step()` waits for the whole update.
+        steps_per_print: Updates between two progress lines; None prints none.
+        dataloader_drop_last: Whether a loader made here drops an incomplete last batch.
+        tensorboard: Where scalars go, or None.
+        rows: What `describe` returns; no part of the value.
+    """
+
+    batch: BatchSpec = BatchSpec()
+    precision: PrecisionSpec = PrecisionSpec()
+    clip_norm: float | None = 1.0
+    optimizer: OptimizerSpec | None = None
+    scheduler: SchedulerSpec | None = None
+    zero: ZeroSpec = ZeroSpec()
+    budgets: BudgetSpec = BudgetSpec()
+    synchronous: bool = False
+    steps_per_print: int | None = None
+    dataloader_drop_last: bool = False
+    tensorboard: TensorBoardSpec | None = None
+    rows: tuple[Row, ...] = field(default=(), compare=False, repr=False)
+
+    def describe(self) -> list[Row]:
+        """Every key that acts, and every key that was given and changes nothing."""
+        return list(self.rows)
+
+    def table(self) -> str:
+        """`describe` as aligned plain text, one row a line."""
+        rows = [("key", "value", "from", "note")]
+        rows += [(row.path, row.value, row.source.value, row.note) for row in self.rows]
+        widths = [max(len(row[column]) for row in rows) for column in range(3)]
+        return "\n".join(
+            "  ".join(
+                [*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]]
+            ).rstrip()
+            for row in rows
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """The configuration with every value written out, in DeepSpeed's shape.
+
+        Resolving it gives an equal `ResolvedConfig`.
+        """
+        config: dict[str, Any] = {
+            "train_batch_size": self.batch.train_batch_size,
+            "train_micro_batch_size_per_gpu": self.batch.micro_batch_size,
+            "gradient_accumulation_steps": self.batch.accumulation_steps,
+            "gradient_clipping": 0.0 if self.clip_norm is None else self.clip_norm,
+            "steps_per_print": self.steps_per_print,
+            "dataloader_drop_last": self.dataloader_drop_last,
+            **_precision_dict(self.precision),
+        }
+        if self.optimizer is not None:
+            config["optimizer"] = _optimizer_dict(self.optimizer)
+        if self.scheduler is not None:
+            params = {name: value for name, value in self.scheduler.params if value is not None}
+            config["scheduler"] = {"type": self.scheduler.name, "params": params}
+        config["zero_optimization"] = _zero_dict(self.zero)
+        if self.tensorboard is not None:
+            config["tensorboard"] = {
+                "enabled": True,
+                "output_path": self.tensorboard.output_path,
+                "job_name": self.tensorboard.job_name,
+            }
+        config["forebay"] = {
+            "device_budget": self.budgets.device_bytes,
+            "host_budget": self.budgets.host_bytes,
+            "update": "exact",
+            "state_format": "fp32",
+            "accumulation_order": "microbatch",
+            "reduction": "ranked",
+            "synchronous": self.synchronous,
+        }
+        return config
+
+    def as_json(self) -> str:
+        """`as_dict` as JSON text, to be saved with the run."""
+        return json.dumps(self.as_dict(), indent=2) + "\n"
+
+
+def _precision_dict(precision: PrecisionSpec) -> dict[str, Any]:
+    bf16: dict[str, Any] = {"enabled": precision.dtype == "bfloat16"}
+    fp16: dict[str, Any] = {"enabled": precision.dtype == "float16"}
+    if precision.dtype == "bfloat16":
+        bf16["check_grad_overflow"] = precision.check_grad_overflow
+    scale = precision.loss_scale
+    if scale is not None:
+        fp16 |= {
+            "loss_scale": 0.0 if scale.static is None else scale.static,
+            "initial_scale_power": scale.initial_scale_power,
+            "loss_scale_window": scale.window,
+            "hysteresis": scale.hysteresis,
+            "consecutive_hysteresis": scale.consecutive_hysteresis,
+            "min_loss_scale": scale.min_scale,
+        }
+    return {"bf16": bf16, "fp16": fp16, "data_types": {"grad_accum_dtype": "fp32"}}
+
+
+def _optimizer_dict(optimizer: OptimizerSpec) -> dict[str, Any]:
+    params = {
+        "lr": optimizer.lr,
+        "betas": list(optimizer.betas),
+        "eps": optimizer.eps,
+        "weight_decay": optimizer.weight_decay,
+    }
+    if optimizer.is_decay_mode_chosen:
+        params["adam_w_mode"] = optimizer.name == "AdamW"
+    return {"type": optimizer.name, "params": params}
+
+
+def _zero_dict(zero: ZeroSpec) -> dict[str, Any]:
+    return {
+        "stage": zero.stage,
+        "sub_group_size": zero.unit_elements or _SUB_GROUP_DEFAULT,
+        "offload_optimizer": {
+            "device": "cpu" if zero.optimizer_tier == "host" else "none",
+            "pin_memory": zero.pin_memory,
+            "ratio": zero.ratio,
+        },
+        "offload_param": {"device": "none"},
+    }

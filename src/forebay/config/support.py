@@ -1,0 +1,132 @@
+"""What forebay can act on: contradictions between keys, then keys and values that it refuses."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Final
+
+from forebay.config.keys import NOT_YET, Key, Status
+from forebay.config.names import type_problem
+from forebay.config.problems import Problem, raise_any, shown
+from forebay.config.tables import TABLE
+
+if TYPE_CHECKING:
+    from forebay.config.schema import Values
+
+__all__ = ["MAX_PROCESSES", "refuse"]
+
+# Sharding over ranks lifts this.
+MAX_PROCESSES: Final = 1
+
+_ZERO: Final = "zero_optimization"
+_PARAM: Final = f"{_ZERO}.offload_param.device"
+_OPTIMIZER: Final = f"{_ZERO}.offload_optimizer"
+
+
+def refuse(values: Values, *, world_size: int) -> None:
+    """Refuses what contradicts itself, then what is not supported.
+
+    Raises:
+        ConfigError: With every key of the first sort that occurs, the reason, and what to write.
+    """
+    raise_any(_contradictions(values))
+    problems = _types(values)
+    problems += [_refusal(TABLE[path], value="{...}") for path in _refused_sections(values)]
+    inside = tuple(f"{path}." for path in _refused_sections(values))
+    problems += [
+        _refusal(TABLE[path], value=shown(value))
+        for path, value in values.given.items()
+        if not TABLE[path].passes(value) and not path.startswith(inside)
+    ]
+    if world_size > MAX_PROCESSES:
+        problems.append(
+            Problem(
+                f"training with {world_size} processes is {NOT_YET}; {MAX_PROCESSES} is",
+                "start one process, with one device",
+            )
+        )
+    raise_any(problems)
+
+
+def _contradictions(values: Values) -> list[Problem]:
+    given = values.given
+    stage = given.get(f"{_ZERO}.stage", 0)
+    problems = []
+    for path, off in ((_PARAM, (None, "none")), (f"{_ZERO}.cpu_offload_param", (False,))):
+        if given.get(path, off[0]) not in off and stage < 3:
+            problems.append(
+                Problem(
+                    f"config key {path} = {shown(given[path])} needs zero_optimization.stage 3, "
+                    f"and the stage is {stage}",
+                    f"write stage 3, or delete {path.removesuffix('.device')}",
+                )
+            )
+    for new, old in ((_OPTIMIZER, "cpu_offload"), (_PARAM[:-7], "cpu_offload_param")):
+        if new in values.sections and f"{_ZERO}.{old}" in given:
+            problems.append(
+                Problem(
+                    f"config key {_ZERO}.{old} is the old name of {new}, and both are given",
+                    f"delete {_ZERO}.{old}",
+                )
+            )
+    problems += _super_offload(values, stage=stage)
+    if given.get("bf16.enabled") and given.get("fp16.enabled"):
+        problems.append(
+            Problem(
+                "config keys bf16.enabled and fp16.enabled are both true", "turn one of them off"
+            )
+        )
+    return problems
+
+
+def _super_offload(values: Values, *, stage: int) -> list[Problem]:
+    device = values.given.get(f"{_OPTIMIZER}.device", "none")
+    if not values.given.get(f"{_OPTIMIZER}.super_offload") or (stage == 3 and device == "cpu"):
+        return []
+    return [
+        Problem(
+            f"config key {_OPTIMIZER}.super_offload needs stage 3 and device cpu; here the "
+            f"stage is {stage} and the device {device}",
+            'write "stage": 3 and "offload_optimizer": {"device": "cpu", ...}, or delete it',
+        )
+    ]
+
+
+def _types(values: Values) -> list[Problem]:
+    problems = []
+    for section in ("optimizer", "scheduler"):
+        name = values.given.get(f"{section}.type")
+        if name is not None:
+            problem = type_problem(section, name)
+            problems += [problem] if problem else []
+        elif section in values.sections:
+            problems.append(
+                Problem(
+                    f"config key {section}.type is missing",
+                    f"write its type, or delete {section}",
+                )
+            )
+    return problems
+
+
+def _refused_sections(values: Values) -> list[str]:
+    return [
+        key.path
+        for key in TABLE
+        if key.is_section and key.status is Status.REFUSED and key.path in values.sections
+    ]
+
+
+def _refusal(key: Key, *, value: str) -> Problem:
+    reason = key.reason
+    said = f"is {reason}" if reason.startswith(NOT_YET) else f"is refused: {reason}"
+    return Problem(f"config key {key.path} = {value} {said}", key.instead or _instead(key))
+
+
+def _instead(key: Key) -> str:
+    if key.kind is None:
+        return f"delete {key.path}"
+    passing = [value for value in key.accepts or () if value is not None]
+    if not passing:
+        return f"delete {key.path}"
+    return f"write {' or '.join(json.dumps(value) for value in passing)}, or delete {key.path}"

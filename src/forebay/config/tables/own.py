@@ -1,0 +1,76 @@
+"""Rows of the section `forebay`: what DeepSpeed has no key for."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from forebay.config.keys import NOT_YET, Auto, Key, honoured, refused, section
+from forebay.config.kinds import FLAG, SIZE, TEXT, choice, optional
+
+__all__ = ["KEYS"]
+
+KEYS: Final[tuple[Key, ...]] = (
+    section("forebay", "forebay's own settings."),
+    honoured(
+        "forebay.device_budget",
+        optional(SIZE),
+        "Device memory that forebay may place bytes in; null is what the device has.",
+        default=None,
+        auto=Auto.DEFAULT,
+    ),
+    honoured(
+        "forebay.host_budget",
+        optional(SIZE),
+        "Host memory that forebay may place bytes in; null is what the machine has to spare.",
+        default=None,
+        auto=Auto.DEFAULT,
+    ),
+    refused(
+        "forebay.nvme_budget",
+        optional(SIZE),
+        "Room on the drive.",
+        default=None,
+        auto=Auto.DEFAULT,
+    ),
+    honoured(
+        "forebay.update",
+        choice("exact", "speculative", "delayed", "zenflow"),
+        "When units are updated. exact: after the norm of all gradients is known.",
+        default="exact",
+        accepts=("exact",),
+        reason=NOT_YET,
+    ),
+    honoured(
+        "forebay.state_format",
+        choice("fp32", "bf16_moments", "int8_moments"),
+        "Format of master weights and moments.",
+        default="fp32",
+        accepts=("fp32",),
+        reason=NOT_YET,
+    ),
+    honoured(
+        "forebay.accumulation_order",
+        choice("microbatch", "layer"),
+        "microbatch: each goes through the whole model; layer: all go through one block at a time.",
+        default="microbatch",
+        accepts=("microbatch",),
+        reason=NOT_YET,
+    ),
+    honoured(
+        "forebay.reduction",
+        choice("ranked", "library"),
+        "How gradients add up over ranks. ranked: in fp32, in the order of ranks.",
+        default="ranked",
+        accepts=("ranked",),
+        reason=NOT_YET,
+    ),
+    honoured(
+        "forebay.synchronous",
+        FLAG,
+        "Finish every update within step(), with the same bits; for finding faults.",
+        default=False,
+    ),
+    refused(
+        "forebay.profile", optional(TEXT), "File with the machine's measured speeds.", default=None
+    ),
+)

@@ -1,0 +1,391 @@
+"""Rows of `zero_optimization`, the two offload sections and `aio`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from forebay.config.keys import NOT_YET, Auto, Key, hint, honoured, moot, refused, section
+from forebay.config.kinds import (
+    COUNT,
+    ELEMENTS,
+    FLAG,
+    INTEGER,
+    NUMBER,
+    POSITIVE,
+    SHARE,
+    TEXT,
+    TEXTS,
+    choice,
+    optional,
+)
+
+__all__ = ["KEYS"]
+
+_ONE_PROCESS: Final = "in one process there is nothing to exchange"
+_RESIDENT: Final = "parameters stay on the device, so none is gathered or released"
+_NO_BUCKETS: Final = "gradients leave unit by unit, in pieces that the plan sizes"
+_NVME_ONLY: Final = "it acts with device nvme only"
+_WITH_SECTION: Final = "it acts with its section only"
+_DEVICES: Final = optional(choice("none", "cpu", "nvme"))
+
+_STAGE: Final[tuple[Key, ...]] = (
+    section("zero_optimization", "What is sharded and offloaded. true is stage 1, false stage 0."),
+    honoured(
+        "zero_optimization.stage",
+        choice(0, 1, 2, 3),
+        "0: nothing is sharded; 1: optimizer state; 2: gradients too; 3: parameters too. In one "
+        "process all four place the same bytes.",
+        default=0,
+    ),
+    honoured(
+        "zero_optimization.sub_group_size",
+        ELEMENTS,
+        "Parameters are packed in order into units of at most this many elements, at least one "
+        "parameter each. The default says nothing: units follow the model's blocks.",
+        default=1_000_000_000,
+        auto=Auto.DEFAULT,
+    ),
+    honoured(
+        "zero_optimization.cpu_offload",
+        FLAG,
+        "Old form of `offload_optimizer.device: cpu`.",
+        default=False,
+    ),
+    honoured(
+        "zero_optimization.cpu_offload_param",
+        FLAG,
+        "Old form of `offload_param.device: cpu`.",
+        default=False,
+        accepts=(False,),
+        reason=NOT_YET,
+    ),
+    honoured(
+        "zero_optimization.cpu_offload_use_pin_memory",
+        FLAG,
+        "Old form of `offload_optimizer.pin_memory`.",
+        default=True,
+    ),
+)
+
+_OFFLOAD: Final[tuple[Key, ...]] = (
+    section("zero_optimization.offload_optimizer", "Where master weights and moments live."),
+    honoured(
+        "zero_optimization.offload_optimizer.device",
+        _DEVICES,
+        "none: on the device; cpu: in host memory; nvme: in files.",
+        default="none",
+        accepts=(None, "none", "cpu"),
+        reason=NOT_YET,
+        instead='write "cpu" or "none"',
+    ),
+    honoured(
+        "zero_optimization.offload_optimizer.pin_memory",
+        FLAG,
+        "Page-lock what is copied; where the system refuses, training goes on with pageable "
+        "memory and says so.",
+        default=True,
+        auto=Auto.DEFAULT,
+    ),
+    honoured(
+        "zero_optimization.offload_optimizer.ratio",
+        SHARE,
+        "Share of the optimizer state, in bytes, that is updated on the host.",
+        default=1.0,
+        accepts=(1.0,),
+        reason=NOT_YET,
+        instead="write 1.0, or leave the key out",
+    ),
+    refused(
+        "zero_optimization.offload_optimizer.super_offload",
+        FLAG,
+        "Update during backward, before the norm is known, and undo if need be. Needs stage 3 "
+        "and device cpu.",
+        default=False,
+    ),
+    hint(
+        "zero_optimization.offload_optimizer.cpuadam_cores_perc",
+        SHARE,
+        "Share of the cores that SuperOffload's worker uses.",
+        default=0.8,
+        reason="it acts with super_offload only; the update uses this process's cores",
+    ),
+    *moot(
+        "zero_optimization.offload_optimizer",
+        reason=_NVME_ONLY,
+        rows={
+            "nvme_path": (optional(TEXT), None, "Folder for the files."),
+            "buffer_count": (POSITIVE, 4, "Buffers between files and host memory."),
+            "buffer_size": (ELEMENTS, None, "Their size; DeepSpeed has dropped the key."),
+            "pipeline_read": (FLAG, False, "Read ahead while a unit is updated."),
+            "pipeline_write": (FLAG, False, "Write behind while the next unit is updated."),
+            "fast_init": (FLAG, False, "Make the first master weights from files of parameters."),
+        },
+    ),
+    section("zero_optimization.offload_param", "Where the working weights live; stage 3 only."),
+    honoured(
+        "zero_optimization.offload_param.device",
+        _DEVICES,
+        "none: on the device; cpu: in host memory; nvme: in files.",
+        default="none",
+        accepts=(None, "none"),
+        reason=NOT_YET,
+        instead='write "none": optimizer state alone may live on the host',
+    ),
+    *moot(
+        "zero_optimization.offload_param",
+        reason="no parameter is offloaded",
+        rows={
+            "pin_memory": (FLAG, True, "Page-lock the weights."),
+            "nvme_path": (optional(TEXT), None, "Folder for the files."),
+            "buffer_count": (POSITIVE, 5, "Buffers between files and host memory."),
+            "buffer_size": (ELEMENTS, 100_000_000, "Size of such a buffer."),
+            "max_in_cpu": (ELEMENTS, 1_000_000_000, "Elements kept in memory with device nvme."),
+        },
+    ),
+)
+
+_COMMUNICATION: Final[tuple[Key, ...]] = (
+    *moot(
+        "zero_optimization",
+        reason=_NO_BUCKETS,
+        rows={
+            "contiguous_gradients": (FLAG, True, "Pack gradients into one buffer."),
+            "reduce_bucket_size": (ELEMENTS, 500_000_000, "Size of that buffer."),
+            "overlap_comm": (optional(FLAG), None, "Reduce gradients while backward runs."),
+        },
+    ),
+    *moot(
+        "zero_optimization",
+        reason=_ONE_PROCESS,
+        rows={
+            "reduce_scatter": (FLAG, True, "Reduce each gradient to its owner only."),
+            "use_multi_rank_bucket_allreduce": (FLAG, True, "Reduce for several ranks at once."),
+            "allgather_partitions": (FLAG, True, "Collect updated weights by all-gather."),
+            "allgather_bucket_size": (ELEMENTS, 500_000_000, "Elements per all-gather."),
+            "round_robin_gradients": (FLAG, False, "Deal the gradients out over ranks in turn."),
+        },
+    ),
+    refused(
+        "zero_optimization.ignore_unused_parameters",
+        FLAG,
+        "false ends training at a parameter that got no gradient. Here such a parameter is "
+        "skipped, as torch.optim does.",
+        default=True,
+    ),
+    refused(
+        "zero_optimization.legacy_stage1",
+        FLAG,
+        "An implementation that DeepSpeed removed.",
+        default=False,
+    ),
+    refused(
+        "zero_optimization.zero_hpz_partition_size",
+        POSITIVE,
+        "Ranks that share a second copy of the weights (ZeRO++).",
+        default=1,
+    ),
+    refused(
+        "zero_optimization.zero_quantized_weights",
+        FLAG,
+        "Gather int8 weights (ZeRO++).",
+        default=False,
+    ),
+    refused(
+        "zero_optimization.zero_quantized_nontrainable_weights",
+        FLAG,
+        "The same for frozen weights.",
+        default=False,
+    ),
+    refused(
+        "zero_optimization.zero_quantized_gradients",
+        FLAG,
+        "Exchange 4-bit gradients (ZeRO++).",
+        default=False,
+    ),
+    section(
+        "zero_optimization.zeropp_loco_param",
+        "Error feedback for quantized gradients.",
+        reason=NOT_YET,
+    ),
+    *moot(
+        "zero_optimization.zeropp_loco_param",
+        reason=_WITH_SECTION,
+        rows={
+            "err_beta": (NUMBER, 0.8, "Weight of the old error."),
+            "reset_T": (POSITIVE, 1024, "Steps between two resets."),
+        },
+    ),
+    refused(
+        "zero_optimization.mics_shard_size", INTEGER, "Ranks that share the weights.", default=-1
+    ),
+    refused(
+        "zero_optimization.mics_hierarchical_params_gather",
+        FLAG,
+        "Gather within a node first.",
+        default=False,
+    ),
+)
+
+_STAGE3: Final[tuple[Key, ...]] = (
+    *(
+        hint(
+            f"zero_optimization.stage3_{name}",
+            kind,
+            meaning,
+            default=default,
+            reason=_RESIDENT,
+            aliases=(name,),
+        )
+        for name, kind, default, meaning in (
+            ("prefetch_bucket_size", ELEMENTS, 50_000_000, "Elements gathered ahead of use."),
+            (
+                "param_persistence_threshold",
+                ELEMENTS,
+                100_000,
+                "Parameters up to this size are never released.",
+            ),
+            ("model_persistence_threshold", ELEMENTS, 2**63 - 1, "Limit of their sum."),
+            ("max_live_parameters", ELEMENTS, 1_000_000_000, "Gathered elements at a time."),
+            (
+                "max_reuse_distance",
+                ELEMENTS,
+                1_000_000_000,
+                "A parameter used again within so many elements is kept.",
+            ),
+            ("module_granularity_threshold", COUNT, 0, "Gather small modules as one."),
+            ("use_all_reduce_for_fetch_params", FLAG, False, "Gather by all-reduce."),
+            ("allgather_sequential", FLAG, False, "One collective for each parameter."),
+        )
+    ),
+    hint(
+        "zero_optimization.stage3_gather_16bit_weights_on_model_save",
+        FLAG,
+        "Whether `save_16bit_model` may collect the weights of stage 3.",
+        default=False,
+        reason="one process holds all weights and always saves them",
+        aliases=(
+            "gather_16bit_weights_on_model_save",
+            "stage3_gather_fp16_weights_on_model_save",
+            "gather_fp16_weights_on_model_save",
+        ),
+    ),
+    section("zero_optimization.leaf_module", "Modules whose parameters are gathered as one."),
+    *moot(
+        "zero_optimization.leaf_module",
+        reason=_RESIDENT,
+        rows={
+            "classes": (TEXTS, (), "By class."),
+            "names": (TEXTS, (), "By name."),
+            "name_suffixes": (TEXTS, (), "By the end of the name."),
+        },
+    ),
+    *moot(
+        "zero_optimization",
+        reason="forebay changes nothing in torch",
+        rows={
+            "memory_efficient_linear": (FLAG, True, "Replace torch's linear function."),
+            "override_module_apply": (FLAG, True, "Replace `Module.apply` in `zero.Init`."),
+        },
+    ),
+    hint(
+        "zero_optimization.log_trace_cache_warnings",
+        FLAG,
+        "Log when modules run in another order.",
+        default=False,
+        reason=_RESIDENT,
+    ),
+    hint(
+        "zero_optimization.enable_sanity_checks",
+        FLAG,
+        "Check more.",
+        default=False,
+        reason="the ledger and the windows are checked at every step",
+    ),
+    refused(
+        "zero_optimization.load_from_fp32_weights",
+        FLAG,
+        "Whether a loaded checkpoint's master weights are used, or made from 16-bit weights.",
+        default=True,
+    ),
+    refused(
+        "zero_optimization.elastic_checkpoint",
+        FLAG,
+        "Checkpoints that load at another number of ranks.",
+        default=False,
+    ),
+    refused(
+        "zero_optimization.pipeline_loading_checkpoint",
+        FLAG,
+        "Read a checkpoint while the previous part is sent to the other ranks.",
+        default=False,
+    ),
+    refused(
+        "zero_optimization.save_muon_momentum_buffer_in_memory",
+        FLAG,
+        "Muon with offload.",
+        default=False,
+    ),
+)
+
+_ZENFLOW: Final[tuple[Key, ...]] = (
+    section(
+        "zero_optimization.zenflow",
+        "Important columns every step on the device, the rest every few steps.",
+        reason=NOT_YET,
+    ),
+    hint(
+        "zero_optimization.zenflow.select_strategy",
+        choice("auto", "step", "epoch"),
+        "When important columns are chosen anew.",
+        default="auto",
+        reason=_WITH_SECTION,
+        auto=Auto.LITERAL,
+    ),
+    *moot(
+        "zero_optimization.zenflow",
+        reason=_WITH_SECTION,
+        rows={
+            "topk_ratio": (SHARE, 0.1, "Share of the columns that are important."),
+            "select_interval": (POSITIVE, None, "Steps or epochs between two choices."),
+            "update_interval": (POSITIVE, None, "Steps between two updates of the rest."),
+            "overlap_step": (FLAG, False, "Update the rest beside training."),
+            "offload": (FLAG, False, "Keep the important columns' state on the host."),
+            "auto_ratio": (SHARE, 0.99, "Threshold for the next choice."),
+            "full_warm_up_rounds": (COUNT, 0, "Steps that update all at the start."),
+            "pt_reserved_cores_perc": (SHARE, 0.5, "Share of the cores kept for torch."),
+            "steps_per_epoch": (optional(POSITIVE), None, "Set by the engine."),
+        },
+    ),
+)
+
+_AIO: Final[tuple[Key, ...]] = (
+    section("aio", "Asynchronous file access."),
+    *moot(
+        "aio",
+        reason=_NVME_ONLY,
+        rows={
+            "block_size": (POSITIVE, 1 << 20, "Bytes per request."),
+            "queue_depth": (POSITIVE, 8, "Requests in flight."),
+            "single_submit": (FLAG, False, "Submit one request at a time."),
+            "overlap_events": (FLAG, True, "Submit while others complete."),
+            "use_gds": (FLAG, False, "Copy between device and drive directly."),
+        },
+    ),
+    hint(
+        "aio.intra_op_parallelism",
+        POSITIVE,
+        "Threads that share one file.",
+        default=1,
+        reason=_NVME_ONLY,
+        aliases=("thread_count",),
+    ),
+)
+
+KEYS: Final[tuple[Key, ...]] = (
+    *_STAGE,
+    *_OFFLOAD,
+    *_COMMUNICATION,
+    *_STAGE3,
+    *_ZENFLOW,
+    *_AIO,
+)
