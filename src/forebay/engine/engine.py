@@ -127,10 +127,8 @@ class Engine:
         self._stepper = Stepper(
             self.collector,
             executor=self._executor,
-            math=self._math,
             rule=rule,
-            loss_scale=options.loss_scale,
-            overflow=options.overflow,
+            options=options,
             make_ready=lambda index: self._make_ready(self.units[index]),
         )
         self._closed: str | None = None

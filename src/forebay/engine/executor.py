@@ -70,7 +70,7 @@ class Executor:
     ) -> None:
         self._units = units
         self._lanes = lanes
-        self._math = math
+        self.math = math
         self._accelerator = accelerator
         self._nans = nans
         self._piece = piece_elements
@@ -111,7 +111,7 @@ class Executor:
         open_records = [r for r in unit.records if r.state is GradientState.OPEN]
         if open_records:
             values = [record.device_value() for record in open_records]
-            self._math.square_sums([r.index for r in open_records], values)
+            self.math.square_sums([r.index for r in open_records], values)
             self.norm_on_host.difference_update(r.index for r in open_records)
 
     def host_square_sums(self, records: Sequence[ParamRecord]) -> dict[int, float]:
@@ -214,13 +214,18 @@ class Executor:
             if r.state is GradientState.LANDED and r.slot.elements
         ]
         if spans:
-            ticket = self._lanes.pool.fold(spans, dtype, True, _after(part))
+            ticket = self._lanes.pool.fold(
+                spans,
+                dtype,
+                True,  # noqa: FBT003 - the first addend of these sums
+                _after(part),
+            )
             part.ticket = self._lanes.hold(ticket, part.spare)
 
     def _update(self, unit: Unit) -> None:
         order = self._order
         assert order is not None
-        tickets = []
+        tickets: list[Any] = []
         for part, records in zip(unit.parts, unit.records_of_part, strict=True):
             chosen = [order.hyper_of.get(record.index, -1) for record in records]
             tickets.append(None)
@@ -232,7 +237,7 @@ class Executor:
                     record.device_value() if index >= 0 else None
                     for record, index in zip(records, chosen, strict=True)
                 ]
-                self._math.update(
+                self.math.update(
                     state,
                     grads=values,
                     hypers=order.hypers,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["offload", "offload_with"]
 
 
-def offload(
+def offload(  # noqa: PLR0913 - the public face, fixed by the design
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     *,

@@ -37,7 +37,7 @@ class OffloadedOptimizer(torch.optim.Optimizer):
         for record in engine.collector.records:
             self.state[record.param] = _state_of(record)
 
-    @overload  # type: ignore[override]
+    @overload
     def step(self, closure: None = None) -> None: ...
     @overload
     def step(self, closure: Callable[[], float]) -> float: ...
@@ -69,9 +69,7 @@ class OffloadedOptimizer(torch.optim.Optimizer):
         self.engine.collector.window.reset()
 
     def clip_grad_norm_(self, max_norm: float) -> None:
-        """Clip the next steps' gradients by their global norm; the norm itself is
-        `last_grad_norm` after the step.
-        """
+        """Clip from the next step on by the global norm, which is `last_grad_norm` after it."""
         if not max_norm > 0:
             raise ConfigError(f"max_norm is {max_norm}; it must be positive")
         self.engine.clip_norm = float(max_norm)

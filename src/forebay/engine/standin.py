@@ -49,24 +49,24 @@ class StandIn(torch.Tensor):
     owner: GradientOwner
 
     @staticmethod
-    def __new__(cls, like: torch.Tensor, owner: GradientOwner) -> StandIn:
+    def __new__(cls: type[StandIn], like: torch.Tensor, owner: GradientOwner) -> StandIn:
         """Make a stand-in for the gradient of `like`, which `owner` holds."""
-        standin = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        standin = torch.Tensor._make_wrapper_subclass(
             cls, like.shape, dtype=like.dtype, device=like.device, requires_grad=False
         )
         standin.owner = owner
-        return standin  # type: ignore[no-any-return]
+        return standin
 
     def __init__(self, like: torch.Tensor, owner: GradientOwner) -> None:
         """All is done in `__new__`, as tensor subclasses need."""
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"StandIn(gradient of {self.owner.label}, held by forebay)"
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls,
         func: Any,
         types: Sequence[type],

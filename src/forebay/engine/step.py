@@ -23,9 +23,8 @@ if TYPE_CHECKING:
 
     from forebay.engine.collector import Collector
     from forebay.engine.executor import Executor
+    from forebay.engine.options import EngineOptions
     from forebay.engine.record import ParamRecord
-    from forebay.optim.device_math import DeviceMath
-    from forebay.optim.loss_scale import LossScale
     from forebay.optim.rule import AdamRule, Hyper
 
 __all__ = ["Agreement", "StepOutcome", "Stepper"]
@@ -69,10 +68,8 @@ class Stepper:
     Args:
         collector: Where the window's gradients are.
         executor: Carries out the updates.
-        math: Arithmetic on the device.
         rule: How a parameter group becomes the numbers of an update.
-        loss_scale: The scale that gradients carry; told of overflows.
-        overflow: Whether a non-finite gradient skips the update.
+        options: The loss scale that gradients carry, and what an overflow does.
         make_ready: Waits for the weights of a unit, by index.
     """
 
@@ -81,24 +78,21 @@ class Stepper:
         collector: Collector,
         *,
         executor: Executor,
-        math: DeviceMath,
         rule: AdamRule,
-        loss_scale: LossScale,
-        overflow: OverflowCheck,
+        options: EngineOptions,
         make_ready: Callable[[int], None],
     ) -> None:
         self._collector = collector
         self._executor = executor
-        self._math = math
         self._rule = rule
-        self._loss_scale = loss_scale
-        self._overflow = overflow
+        self._loss_scale = options.loss_scale
+        self._overflow = options.overflow
         self._make_ready = make_ready
 
     def agree(self) -> Agreement:
         """Norm, finiteness and presence of the sealed window."""
         present = self._collector.present()
-        sums = self._math.read()
+        sums = self._executor.math.read()
         on_host = [r for r in present if r.index in self._executor.norm_on_host]
         sums.update(self._executor.host_square_sums(on_host))
         ordered = [sums[record.index] for record in present]

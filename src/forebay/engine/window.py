@@ -65,7 +65,7 @@ class Window:
         def _done() -> None:
             self._close(task)
 
-        Variable._execution_engine.queue_callback(_done)  # type: ignore[attr-defined]
+        Variable._execution_engine.queue_callback(_done)
 
     def _close(self, task: int) -> None:
         if task not in self._open:

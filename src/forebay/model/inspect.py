@@ -132,7 +132,8 @@ def inspect_model(
     if outside:
         units.append(UnitMembers(OUTSIDE, outside))
 
-    specs, params = [], []
+    specs: list[UnitSpec] = []
+    params: list[nn.Parameter] = []
     for unit in units:
         members = []
         for param in unit.params:

@@ -35,7 +35,7 @@ def _is_block_list(module: nn.Module) -> bool:
 
 def _walk(module: nn.Module, name: str) -> Iterator[tuple[str, list[nn.Parameter], bool]]:
     """Yield (name, parameters, is_block) in module order."""
-    own = [p for p in module.parameters(recurse=False)]
+    own = list(module.parameters(recurse=False))
     if own:
         yield name, own, False
     block_list = _is_block_list(module)

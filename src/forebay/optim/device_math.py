@@ -24,8 +24,10 @@ __all__ = ["CudaMath", "DeviceMath", "HostMath"]
 
 
 class DeviceMath(Protocol):
-    """Calls, in order: `square_sums` as gradients become final; `read` once per step; then
-    `update` for units whose state lives on the device.
+    """What the engine computes on the device.
+
+    Calls, in order: `square_sums` as gradients become final; `read` once per step; then `update`
+    for units whose state lives on the device.
     """
 
     def square_sums(self, indices: Sequence[int], tensors: Sequence[torch.Tensor]) -> None:

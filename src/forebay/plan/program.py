@@ -7,7 +7,7 @@ done, and one whose trigger comes early or late waits for its predecessors alone
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -77,24 +77,24 @@ class Op:
     """One operation.
 
     Attributes:
-        index: Its number in the program.
         kind: What it does.
         lane: Where it runs.
+        trigger: What starts it.
         unit: Its unit's index; None for the agreement.
         nbytes: Bytes that it moves over its link when all gradients are present.
         after: Indices of its predecessors.
-        trigger: What starts it.
         turn: In which backward of the window.
+        index: Its number in the program; the builder gives it.
     """
 
-    index: int
     kind: OpKind
     lane: Lane
-    unit: int | None
-    nbytes: int
-    after: tuple[int, ...]
     trigger: Trigger
+    unit: int | None = None
+    nbytes: int = 0
+    after: tuple[int, ...] = ()
     turn: Turn = Turn.LAST
+    index: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,56 +135,42 @@ class _Builder:
     def __init__(self) -> None:
         self.ops: list[Op] = []
 
-    def add(
-        self,
-        kind: OpKind,
-        lane: Lane,
-        trigger: Trigger,
-        *,
-        nbytes: int = 0,
-        after: tuple[int, ...] = (),
-        unit: int | None = None,
-        turn: Turn = Turn.LAST,
-    ) -> int:
+    def add(self, op: Op) -> int:
+        """Append an operation under the next number, which is returned."""
         index = len(self.ops)
-        self.ops.append(
-            Op(
-                index=index,
-                kind=kind,
-                lane=lane,
-                unit=unit,
-                nbytes=nbytes,
-                after=after,
-                trigger=trigger,
-                turn=turn,
-            )
-        )
+        self.ops.append(replace(op, index=index))
         return index
 
 
 def _gradient_ops(builder: _Builder, unit: UnitPlacement, placement: Placement) -> tuple[int, int]:
     """Add one unit's gradient operations; returns (what AGREE waits for, what UPDATE waits for)."""
     index = unit.layout.index
-    grad, step = Trigger(TriggerKind.GRADIENT, index), Trigger(TriggerKind.STEP)
-    if unit.update is UpdatePlace.DEVICE:
-        norm = builder.add(OpKind.NORM, Lane.COMPUTE, grad, unit=index)
-        return norm, norm
-    if placement.accumulation is Accumulation.HOST_SUM:
-        fold = builder.add(
-            OpKind.LAND_FOLD,
-            Lane.DOWN,
-            grad,
+    trigger, step = Trigger(TriggerKind.GRADIENT, index), Trigger(TriggerKind.STEP)
+    if unit.update is UpdatePlace.HOST and placement.accumulation is Accumulation.HOST_SUM:
+        fold = Op(
+            kind=OpKind.LAND_FOLD,
+            lane=Lane.DOWN,
             unit=index,
             nbytes=_unit_bytes(unit),
+            trigger=trigger,
             turn=Turn.EVERY,
         )
-        return builder.add(OpKind.NORM, Lane.HOST, step, unit=index, after=(fold,)), fold
-    norm = builder.add(OpKind.NORM, Lane.COMPUTE, grad, unit=index)
+        folded = builder.add(fold)
+        squares = Op(kind=OpKind.NORM, lane=Lane.HOST, unit=index, after=(folded,), trigger=step)
+        return builder.add(squares), folded
+    norm = builder.add(Op(kind=OpKind.NORM, lane=Lane.COMPUTE, unit=index, trigger=trigger))
+    if unit.update is UpdatePlace.DEVICE:
+        return norm, norm
     item = 4 if placement.accumulation is Accumulation.DEVICE_SUM else None
-    land = builder.add(
-        OpKind.LAND, Lane.DOWN, grad, unit=index, nbytes=_unit_bytes(unit, item), after=(norm,)
+    land = Op(
+        kind=OpKind.LAND,
+        lane=Lane.DOWN,
+        unit=index,
+        nbytes=_unit_bytes(unit, item),
+        after=(norm,),
+        trigger=trigger,
     )
-    return norm, land
+    return norm, builder.add(land)
 
 
 def build_program(placement: Placement, *, order: Sequence[int]) -> Program:
@@ -205,19 +191,27 @@ def build_program(placement: Placement, *, order: Sequence[int]) -> Program:
         norms.append(norm)
         lands[index] = land
     step = Trigger(TriggerKind.STEP)
-    agree = builder.add(OpKind.AGREE, Lane.COMPUTE, step, after=tuple(norms))
+    agreement = Op(kind=OpKind.AGREE, lane=Lane.COMPUTE, after=tuple(norms), trigger=step)
+    agree = builder.add(agreement)
     for index in order:
         unit = by_index[index]
         on_host = unit.update is UpdatePlace.HOST
-        lane = Lane.HOST if on_host else Lane.COMPUTE
-        update = builder.add(OpKind.UPDATE, lane, step, unit=index, after=(agree, lands[index]))
+        update = Op(
+            kind=OpKind.UPDATE,
+            lane=Lane.HOST if on_host else Lane.COMPUTE,
+            unit=index,
+            after=(agree, lands[index]),
+            trigger=step,
+        )
+        updated = builder.add(update)
         if on_host:
-            builder.add(
-                OpKind.PUBLISH,
-                Lane.UP,
-                step,
+            publish = Op(
+                kind=OpKind.PUBLISH,
+                lane=Lane.UP,
                 unit=index,
                 nbytes=_unit_bytes(unit),
-                after=(update,),
+                after=(updated,),
+                trigger=step,
             )
+            builder.add(publish)
     return Program(ops=tuple(builder.ops), backwards=placement.backwards_per_update)
