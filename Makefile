@@ -4,6 +4,7 @@
 #   make test     run the tests
 #   make check    all that CI runs: lint, types, layers, native tests, tests
 #   make slow     the full matrices
+#   make sanitize the native tests under address, undefined and thread sanitizers
 #   make docs     build the documentation site into site/
 #   make wheel    build a wheel into dist/
 #
@@ -22,7 +23,7 @@ DOCS := $(VENV)/.forebay-docs
 NATIVE := $(wildcard CMakeLists.txt native/*/*.* native/*/*/*.*)
 CPP := $(wildcard native/*/*.cpp native/*/*.h native/*/*.inc native/*/*/*.h)
 
-.PHONY: demo test check slow house lint types layers native-test docs wheel clean setup
+.PHONY: demo test check slow house lint types layers native-test sanitize docs wheel clean setup
 .NOTPARALLEL:
 
 setup: $(READY)
@@ -63,6 +64,13 @@ types: $(READY)
 
 layers: $(READY)
 	@$(BIN)/lint-imports --no-logo
+
+native-test: $(READY)
+	@tools/native-tests $(BIN) Release
+
+sanitize: $(READY)
+	@tools/native-tests $(BIN) address,undefined
+	@tools/native-tests $(BIN) thread
 
 check: lint types layers native-test test
 
