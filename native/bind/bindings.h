@@ -12,10 +12,12 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <memory>
 #include <string>
+#include <thread>
 #include <tuple>
 #include <vector>
 
@@ -52,20 +54,46 @@ struct LinkHandle {
     std::shared_ptr<Link> it;
 };
 
-// Pools and links that are still open when the interpreter exits are closed before the memory
-// that they work on goes away. One per module, referred to by the closures of its constructors.
-class OpenAtExit {
+// What happens when the interpreter exits, for the whole process. Pools and links that are still
+// open are closed before the memory that they work on goes away. Daemon threads that are inside
+// the core never come back to the interpreter: taking the GIL while it ends would unwind the
+// thread through C++ frames and abort the process (Python 3.14 makes all daemon threads hang so).
+class ProcessEnd {
 public:
+    static ProcessEnd& instance();
+
     void add(const std::shared_ptr<Pool>& pool);
     void add(const std::shared_ptr<Link>& link);
-    void close_all();
+    // Called once, by the thread that ends the interpreter, without the GIL.
+    void begin();
+
+    // Around taking the GIL: enter() does not return once the interpreter ends.
+    void enter() noexcept;
+    void leave() noexcept;
 
 private:
-    std::vector<std::weak_ptr<Pool>> pools_;
+    std::vector<std::weak_ptr<Pool>> pools_;  // guarded by the GIL
     std::vector<std::weak_ptr<Link>> links_;
+    std::atomic<bool> ending_{false};
+    std::atomic<std::thread::id> ending_thread_{};
+    std::atomic<int> num_entering_{0};
 };
 
-using OpenAtExitPtr = std::shared_ptr<OpenAtExit>;
+// Gives the GIL away for its lifetime.
+class WithoutGil {
+public:
+    WithoutGil() : state_(PyEval_SaveThread()) {}
+    ~WithoutGil() {
+        ProcessEnd::instance().enter();
+        PyEval_RestoreThread(state_);
+        ProcessEnd::instance().leave();
+    }
+    WithoutGil(const WithoutGil&) = delete;
+    WithoutGil& operator=(const WithoutGil&) = delete;
+
+private:
+    PyThreadState* state_;
+};
 
 DType parse_dtype(const std::string& name);
 std::vector<TicketPtr> tickets_of(const std::vector<TicketHandle>& handles);
@@ -91,7 +119,7 @@ bool wait_interruptibly(double timeout_s, Step step) {
         }
         bool reached = false;
         {
-            const nb::gil_scoped_release release;
+            const WithoutGil released;
             reached = step(now);
         }
         if (reached) {
@@ -108,8 +136,8 @@ bool wait_interruptibly(double timeout_s, Step step) {
 
 void bind_tickets(nb::module_& module);
 void bind_numbers(nb::module_& module);
-void bind_pool(nb::module_& module, const OpenAtExitPtr& open);
+void bind_pool(nb::module_& module);
 void bind_engines(nb::module_& module);
-void bind_links(nb::module_& module, const OpenAtExitPtr& open);
+void bind_links(nb::module_& module);
 
 }  // namespace forebay::bind

@@ -12,11 +12,11 @@ void bind_engines(nb::module_& module) {
             [](const EngineHandle& self, Address address, std::size_t bytes) {
                 self.it->register_host(address, bytes);
             },
-            "addr"_a, "bytes"_a, nb::call_guard<nb::gil_scoped_release>())
+            "addr"_a, "bytes"_a, nb::call_guard<WithoutGil>())
         .def(
             "unregister_host",
             [](const EngineHandle& self, Address address) { self.it->unregister_host(address); },
-            "addr"_a, nb::call_guard<nb::gil_scoped_release>());
+            "addr"_a, nb::call_guard<WithoutGil>());
     nb::class_<MemcpyHandle, EngineHandle>(module, "MemcpyEngine")
         .def("__init__", [](MemcpyHandle* self) {
             new (self) MemcpyHandle{{std::make_shared<MemcpyEngine>()}};

@@ -10,7 +10,7 @@ using FoldTuple = std::tuple<Address, Address, std::size_t>;
 TicketHandle copy(const LinkHandle& self, const CopyPlan& plan, int priority,
                   const std::vector<TicketHandle>& after,
                   const std::optional<TicketHandle>& piecewise, Event event) {
-    const nb::gil_scoped_release release;
+    const WithoutGil released;
     LinkOrder order{priority, tickets_of(after), piecewise ? piecewise->it : nullptr, event};
     return {self.it->copy(plan, std::move(order))};
 }
@@ -19,7 +19,7 @@ TicketHandle copy_fold(const LinkHandle& self, const PoolHandle& pool,
                        const std::vector<FoldTuple>& spans, const std::string& src_dtype,
                        bool first, const RingHandle& ring, int priority,
                        const std::vector<TicketHandle>& after, Event event) {
-    const nb::gil_scoped_release release;
+    const WithoutGil released;
     FoldRequest request{{}, parse_dtype(src_dtype), first, pool.it->queue(), ring.it};
     request.spans.reserve(spans.size());
     for (const auto& [accumulator, source, elements] : spans) {
@@ -31,7 +31,7 @@ TicketHandle copy_fold(const LinkHandle& self, const PoolHandle& pool,
 
 }  // namespace
 
-void bind_links(nb::module_& module, const OpenAtExitPtr& open) {
+void bind_links(nb::module_& module) {
     using namespace nb::literals;
     nb::class_<CopyPlan>(module, "CopyPlan")
         .def(nb::init<std::size_t>(), "piece_bytes"_a)
@@ -61,11 +61,11 @@ void bind_links(nb::module_& module, const OpenAtExitPtr& open) {
     nb::class_<LinkHandle>(module, "Link")
         .def(
             "__init__",
-            [open](LinkHandle* self, const EngineHandle& engine, Stream stream,
-                   std::size_t max_in_flight, std::int64_t shuffle_seed, std::string name) {
+            [](LinkHandle* self, const EngineHandle& engine, Stream stream,
+               std::size_t max_in_flight, std::int64_t shuffle_seed, std::string name) {
                 LinkOptions options{stream, max_in_flight, shuffle_seed, std::move(name)};
                 auto link = std::make_shared<Link>(engine.it, std::move(options));
-                open->add(link);
+                ProcessEnd::instance().add(link);
                 new (self) LinkHandle{std::move(link)};
             },
             "engine"_a, "stream"_a = 0, "max_in_flight"_a = 2, "shuffle_seed"_a = -1,
@@ -76,7 +76,7 @@ void bind_links(nb::module_& module, const OpenAtExitPtr& open) {
              "priority"_a = 0, "after"_a = std::vector<TicketHandle>{}, "event"_a = 0)
         .def(
             "close", [](const LinkHandle& self) { self.it->close(); },
-            nb::call_guard<nb::gil_scoped_release>());
+            nb::call_guard<WithoutGil>());
 }
 
 }  // namespace forebay::bind

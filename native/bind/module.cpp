@@ -6,18 +6,31 @@
 
 namespace forebay::bind {
 
-void OpenAtExit::add(const std::shared_ptr<Pool>& pool) {
+// Never destroyed: threads may still ask it while the process ends.
+ProcessEnd& ProcessEnd::instance() {
+    static auto* const end = new ProcessEnd;
+    return *end;
+}
+
+void ProcessEnd::add(const std::shared_ptr<Pool>& pool) {
     std::erase_if(pools_, [](const auto& weak) { return weak.expired(); });
     pools_.push_back(pool);
 }
 
-void OpenAtExit::add(const std::shared_ptr<Link>& link) {
+void ProcessEnd::add(const std::shared_ptr<Link>& link) {
     std::erase_if(links_, [](const auto& weak) { return weak.expired(); });
     links_.push_back(link);
 }
 
 // Links first: what they still have in flight may end in a pool.
-void OpenAtExit::close_all() {
+void ProcessEnd::begin() {
+    ending_thread_ = std::this_thread::get_id();
+    ending_ = true;
+    // At most the time that a thread takes to get the GIL. Bounded, because a forked child inherits
+    // the count of threads that it does not have.
+    for (int i = 0; i < 2000 && num_entering_ > 0; ++i) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
     for (const auto& weak : links_) {
         if (const auto link = weak.lock()) {
             link->close();
@@ -29,6 +42,18 @@ void OpenAtExit::close_all() {
         }
     }
 }
+
+void ProcessEnd::enter() noexcept {
+    ++num_entering_;
+    if (ending_ && ending_thread_ != std::this_thread::get_id()) {
+        --num_entering_;
+        while (true) {
+            std::this_thread::sleep_for(std::chrono::hours(1));
+        }
+    }
+}
+
+void ProcessEnd::leave() noexcept { --num_entering_; }
 
 DType parse_dtype(const std::string& name) {
     if (name == "float32") {
@@ -66,14 +91,13 @@ NB_MODULE(_core, module) {
     // Objects that live until the interpreter's end are not an error of the user's.
     nb::set_leak_warnings(false);
     module.doc() = "Native core of forebay: update kernels, worker pool, links. See _core.pyi.";
-    const auto open = std::make_shared<OpenAtExit>();
     bind_tickets(module);
     bind_numbers(module);
-    bind_pool(module, open);
+    bind_pool(module);
     bind_engines(module);
-    bind_links(module, open);
-    nb::module_::import_("atexit").attr("register")(nb::cpp_function([open] {
-        const nb::gil_scoped_release release;
-        open->close_all();
+    bind_links(module);
+    nb::module_::import_("atexit").attr("register")(nb::cpp_function([] {
+        const WithoutGil released;
+        ProcessEnd::instance().begin();
     }));
 }

@@ -46,7 +46,7 @@ void convert_items(Address destination, const std::string& destination_dtype, Ad
     check_items("destination", destination, item_bytes(to), elements);
     check_items("source", source, item_bytes(from), elements);
     const KernelTable& table = chosen_kernels();
-    const nb::gil_scoped_release release;
+    const WithoutGil released;
     convert(table, to, reinterpret_cast<void*>(destination), from,
             reinterpret_cast<const void*>(source), elements);
 }
@@ -56,7 +56,7 @@ void split_items(Address whole, Address high, Address low, std::size_t elements)
     check_items("high", high, 2, elements);
     check_items("low", low, 2, elements);
     const KernelTable& table = chosen_kernels();
-    const nb::gil_scoped_release release;
+    const WithoutGil released;
     table.split(reinterpret_cast<const float*>(whole), reinterpret_cast<std::uint16_t*>(high),
                 reinterpret_cast<std::uint16_t*>(low), elements);
 }
@@ -66,7 +66,7 @@ void join_items(Address whole, Address high, Address low, std::size_t elements) 
     check_items("high", high, 2, elements);
     check_items("low", low, 2, elements);
     const KernelTable& table = chosen_kernels();
-    const nb::gil_scoped_release release;
+    const WithoutGil released;
     table.join(reinterpret_cast<const std::uint16_t*>(high),
                reinterpret_cast<const std::uint16_t*>(low), reinterpret_cast<float*>(whole),
                elements);

@@ -46,7 +46,7 @@ TicketHandle update(const PoolHandle& self, const PartState& part, std::vector<H
                     std::vector<int> hyper_of_segment, double scale, std::size_t piece_elements,
                     std::optional<std::vector<Address>> grads,
                     const std::vector<TicketHandle>& after) {
-    const nb::gil_scoped_release release;
+    const WithoutGil released;
     UpdateRequest request{std::move(hypers), std::move(hyper_of_segment), static_cast<float>(scale),
                           piece_elements, std::move(grads).value_or(std::vector<Address>{})};
     return {self.it->update(part, std::move(request), tickets_of(after))};
@@ -55,7 +55,7 @@ TicketHandle update(const PoolHandle& self, const PartState& part, std::vector<H
 TicketHandle fold(const PoolHandle& self, const std::vector<FoldTuple>& spans,
                   const std::string& src_dtype, bool first,
                   const std::vector<TicketHandle>& after) {
-    const nb::gil_scoped_release release;
+    const WithoutGil released;
     std::vector<FoldSpan> list;
     list.reserve(spans.size());
     for (const auto& [accumulator, source, elements] : spans) {
@@ -66,7 +66,7 @@ TicketHandle fold(const PoolHandle& self, const std::vector<FoldTuple>& spans,
 
 TicketHandle square_sums(const PoolHandle& self, const std::vector<SpanTuple>& spans,
                          const std::string& dtype, const std::vector<TicketHandle>& after) {
-    const nb::gil_scoped_release release;
+    const WithoutGil released;
     std::vector<ElementSpan> list;
     list.reserve(spans.size());
     for (const auto& [address, elements] : spans) {
@@ -77,7 +77,7 @@ TicketHandle square_sums(const PoolHandle& self, const std::vector<SpanTuple>& s
 
 }  // namespace
 
-void bind_pool(nb::module_& module, const OpenAtExitPtr& open) {
+void bind_pool(nb::module_& module) {
     using namespace nb::literals;
     nb::class_<PartState>(module, "PartState")
         .def("__init__", &make_part, "grad"_a, "grad_dtype"_a, "master_layout"_a, "master"_a,
@@ -93,9 +93,9 @@ void bind_pool(nb::module_& module, const OpenAtExitPtr& open) {
     nb::class_<PoolHandle>(module, "Pool")
         .def(
             "__init__",
-            [open](PoolHandle* self, std::size_t threads, const std::vector<int>& cpus) {
+            [](PoolHandle* self, std::size_t threads, const std::vector<int>& cpus) {
                 auto pool = std::make_shared<Pool>(chosen_kernels(), threads, cpus);
-                open->add(pool);
+                ProcessEnd::instance().add(pool);
                 new (self) PoolHandle{std::move(pool)};
             },
             "threads"_a, "cpus"_a = std::vector<int>{})
@@ -112,7 +112,7 @@ void bind_pool(nb::module_& module, const OpenAtExitPtr& open) {
              "after"_a = std::vector<TicketHandle>{})
         .def(
             "close", [](const PoolHandle& self) { self.it->close(); },
-            nb::call_guard<nb::gil_scoped_release>());
+            nb::call_guard<WithoutGil>());
 }
 
 }  // namespace forebay::bind

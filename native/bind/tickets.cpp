@@ -14,7 +14,7 @@ void stream_wait(const TicketHandle& ticket, Stream stream) {
     wait(ticket, Ticket::Until::issued, -1);
     bool held = false;
     {
-        const nb::gil_scoped_release release;
+        const WithoutGil released;
         held = ticket.it->hold_stream(stream);
     }
     if (!held) {
