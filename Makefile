@@ -75,7 +75,10 @@ sanitize: $(READY)
 check: lint types layers native-test test
 
 docs: $(DOCS)
-	@$(BIN)/mkdocs build --strict --quiet
+	@mkdir -p build
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict >build/docs.log 2>&1 || { \
+	    cat build/docs.log >&2; exit 1; }
+	@echo "the site is in site/"
 
 wheel: $(READY)
 	@$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
