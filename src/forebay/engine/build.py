@@ -29,17 +29,20 @@ if TYPE_CHECKING:
     from forebay.model.inspect import InspectedModel
     from forebay.model.spec import ModelSpec
 
-__all__ = ["build_units", "move_the_rest", "place", "refuse_what_does_not_fit"]
+__all__ = ["accumulation_for", "build_units", "move_the_rest", "place", "refuse_what_does_not_fit"]
+
+
+def accumulation_for(options: EngineOptions) -> Accumulation:
+    """How addends are summed under these options."""
+    if options.backwards is None or options.backwards == 1:
+        return Accumulation.SINGLE
+    if options.sum_place is SumPlace.DEVICE:
+        return Accumulation.DEVICE_SUM
+    return Accumulation.HOST_SUM
 
 
 def place(spec: ModelSpec, *, options: EngineOptions) -> Placement:
     """The placement that the options ask for."""
-    if options.backwards is None or options.backwards == 1:
-        accumulation = Accumulation.SINGLE
-    elif options.sum_place is SumPlace.DEVICE:
-        accumulation = Accumulation.DEVICE_SUM
-    else:
-        accumulation = Accumulation.HOST_SUM
     units = tuple(
         UnitPlacement(
             layout=layout_unit(unit.name, index=index, params=unit.params), update=options.update
@@ -48,7 +51,7 @@ def place(spec: ModelSpec, *, options: EngineOptions) -> Placement:
     )
     return Placement(
         units=units,
-        accumulation=accumulation,
+        accumulation=accumulation_for(options),
         backwards_per_update=options.backwards or 1,
         bf16_master=options.bf16_master,
         piece_elements=options.piece_elements,

@@ -18,16 +18,40 @@ from forebay.errors import GradientError, PendingWeightError, UnsupportedError
 from forebay.plan.placement import Accumulation, UpdatePlace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from torch.utils.hooks import RemovableHandle
 
+    from forebay.engine.engine import Engine
     from forebay.engine.executor import Executor
     from forebay.engine.record import ParamRecord
     from forebay.engine.unit import Unit
     from forebay.plan.program import Program
 
-__all__ = ["Collector"]
+__all__ = ["Collector", "GradientHook", "hook_of"]
+
+
+class GradientHook:
+    """The hook on one parameter: how autograd, and helpers given the parameter, find its record.
+
+    Args:
+        engine: The engine that trains the parameter.
+        record: Its record.
+    """
+
+    def __init__(self, engine: Engine, record: ParamRecord) -> None:
+        self.engine = engine
+        self.record = record
+
+    def __call__(self, param: torch.Tensor) -> None:
+        """A gradient of the parameter is in `param.grad`."""
+        self.engine.receive_gradient(self.record, param)
+
+
+def hook_of(param: torch.Tensor) -> GradientHook | None:
+    """The hook of an open engine on a parameter, None when no engine trains it."""
+    hooks = getattr(param, "_post_accumulate_grad_hooks", None) or {}
+    return next((hook for hook in hooks.values() if isinstance(hook, GradientHook)), None)
 
 
 class Collector:
@@ -57,24 +81,21 @@ class Collector:
         self.records = [record for unit in units for record in unit.records]
         self._executor = executor
         self.program = program
-        self._accumulation = accumulation
+        self.accumulation = accumulation
         self.window = Window(
             expected=expected, on_begin=self._begin_backward, on_end=self._end_backward
         )
-        self._refuse_closed: Callable[[], None] = lambda: None
         self._handles: list[RemovableHandle] = []
 
-    def attach(self, refuse_closed: Callable[[], None]) -> None:
+    def attach(self, engine: Engine) -> None:
         """Register a hook on every parameter.
 
         Args:
-            refuse_closed: Raises when the engine is closed.
+            engine: Receives the gradients and hands them to `receive`.
         """
-        self._refuse_closed = refuse_closed
         for record in self.records:
-            self._handles.append(
-                record.param.register_post_accumulate_grad_hook(self._hook_for(record))
-            )
+            hook = GradientHook(engine, record)
+            self._handles.append(record.param.register_post_accumulate_grad_hook(hook))
 
     def detach(self) -> None:
         """Remove the hooks."""
@@ -82,14 +103,8 @@ class Collector:
             handle.remove()
         self._handles.clear()
 
-    def _hook_for(self, record: ParamRecord) -> Callable[[torch.Tensor], None]:
-        def _on_gradient(param: torch.Tensor) -> None:
-            self._receive(record, param)
-
-        return _on_gradient
-
-    def _receive(self, record: ParamRecord, param: torch.Tensor) -> None:
-        self._refuse_closed()
+    def receive(self, record: ParamRecord, param: torch.Tensor) -> None:
+        """One firing of a parameter's AccumulateGrad."""
         self.window.touch()
         grad = param.grad
         assert grad is not None
@@ -130,7 +145,7 @@ class Collector:
         unit = self._units[record.unit]
         record.firings += 1
         if record.state is GradientState.LANDED and (
-            unit.departed or self._accumulation is not Accumulation.HOST_SUM
+            unit.departed or self.accumulation is not Accumulation.HOST_SUM
         ):
             self._executor.fold_late(unit, record, addend)
         else:
@@ -140,7 +155,7 @@ class Collector:
                 record.move(GradientState.OPEN)
                 unit.departed = False
             summing_on_host = (
-                self._accumulation is Accumulation.HOST_SUM
+                self.accumulation is Accumulation.HOST_SUM
                 and unit.placement.update is UpdatePlace.HOST
             )
             if not summing_on_host:
@@ -151,7 +166,7 @@ class Collector:
                 self._depart(unit)
 
     def _leaves_now(self, unit: Unit) -> bool:
-        host_sum = self._accumulation is Accumulation.HOST_SUM
+        host_sum = self.accumulation is Accumulation.HOST_SUM
         return self.window.is_last or (host_sum and unit.placement.update is UpdatePlace.HOST)
 
     def _depart(self, unit: Unit, *, last: bool | None = None) -> None:

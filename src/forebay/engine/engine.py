@@ -6,13 +6,20 @@ It composes; each part does its own work. Both public faces (`forebay.offload` a
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from forebay import native
 from forebay.accelerators.select import accelerator_for
-from forebay.engine.build import build_units, move_the_rest, place, refuse_what_does_not_fit
+from forebay.engine.build import (
+    accumulation_for,
+    build_units,
+    move_the_rest,
+    place,
+    refuse_what_does_not_fit,
+)
 from forebay.engine.collector import Collector
 from forebay.engine.executor import Executor
 from forebay.engine.hooks import ModuleHooks
@@ -27,6 +34,7 @@ from forebay.links.lanes import RING_SLOTS, Lanes
 from forebay.model.inspect import inspect_model
 from forebay.optim.device_math import CudaMath, HostMath
 from forebay.optim.rule import AdamRule
+from forebay.plan.placement import Accumulation
 from forebay.plan.program import build_program
 from forebay.tiers.host import HostArena, PageLocking
 from forebay.tiers.ledger import Ledger, Role, Tier
@@ -143,7 +151,7 @@ class Engine:
             on_output=self.collector.window.touch,
             quiesce=self.quiesce,
         )
-        self.collector.attach(self._refuse_closed)
+        self.collector.attach(self)
         self._by_param = {id(record.param): record for record in self.collector.records}
 
     def _make_ring(self) -> HostArena:
@@ -172,10 +180,18 @@ class Engine:
         """The record behind a parameter; None when forebay does not train it."""
         return self._by_param.get(id(param))
 
-    def step(self) -> StepOutcome:
+    def receive_gradient(self, record: ParamRecord, param: torch.Tensor) -> None:
+        """Autograd produced a gradient of a trained parameter."""
+        self._refuse_closed("backward")
+        self.collector.receive(record, param)
+
+    def step(self, *, divisor: float = 1.0) -> StepOutcome:
         """Update with the window's gradients, or skip.
 
         Returns once the decision is made; weights arrive unit by unit, unless synchronous.
+
+        Args:
+            divisor: What the gradients are too large by, beside the loss scale.
 
         Raises:
             GradientError: The window is spoiled, or no new gradients came since the last step.
@@ -189,7 +205,7 @@ class Engine:
             self._order = self._hooks.order
             self.collector.program = build_program(self.placement, order=self._order)
         try:
-            outcome = self._stepper.run(self.groups, clip_norm=self.clip_norm)
+            outcome = self._stepper.run(self.groups, clip_norm=self.clip_norm, divisor=divisor)
         except TransferError as error:
             self._fail(str(error))
             raise
@@ -200,6 +216,8 @@ class Engine:
             raise TransferError(f"the step failed: {error}", hint=_FAILED_HINT) from error
         self.last_outcome = outcome
         self.skipped_steps += not outcome.applied
+        if self.collector.window.learned > self.placement.backwards_per_update:
+            self.expect_backwards(self.collector.window.learned)
         if self.options.timing is Timing.SYNCHRONOUS:
             self.synchronize()
         else:
@@ -209,6 +227,28 @@ class Engine:
         self.lanes.reap()
         self._swap.poll()
         return outcome
+
+    def expect_backwards(self, count: int) -> None:
+        """Plan for `count` backwards per update from the next window on; legal between windows.
+
+        More than one are summed in fp32, so the landing places become wide, once.
+
+        Raises:
+            BudgetError: The wide landing places do not fit; the plan stays as it was.
+        """
+        options = replace(self.options, backwards=count)
+        accumulation = accumulation_for(options)
+        if accumulation is not Accumulation.SINGLE:
+            self.quiesce("a change of the accumulation steps")
+            for unit in self.units:
+                for part in unit.parts:
+                    part.prepare_sums()
+        self.placement = replace(
+            self.placement, accumulation=accumulation, backwards_per_update=count
+        )
+        self.collector.accumulation = accumulation
+        self.collector.window.expected = count
+        self.collector.program = build_program(self.placement, order=self._order)
 
     def _refuse_strangers(self) -> None:
         for index, group in enumerate(self.groups):

@@ -52,12 +52,17 @@ class OffloadedOptimizer(torch.optim.Optimizer):
                 "step(closure) is not supported: an update runs once per window",
                 hint="call loss.backward() before optimizer.step()",
             )
-        self.engine.step()
-        # A scheduler built on the user's optimizer warns unless that one has stepped.
-        self._source._opt_called = True  # type: ignore[attr-defined]
+        self.step_with(divisor=1.0)
+        return None
+
+    def step_with(self, *, divisor: float) -> None:
+        """`step()` for gradients that are too large by `divisor`, as a partial window's are."""
+        self.engine.step(divisor=divisor)
+        # torch's schedulers warn unless the optimizer that they were built on has stepped.
+        for stepped in (self, self._source):
+            stepped._opt_called = True  # type: ignore[attr-defined]
         for record in self.engine.collector.records:
             self.state[record.param]["step"].fill_(float(record.step))
-        return None
 
     def zero_grad(self, set_to_none: bool = True) -> None:  # noqa: FBT001, FBT002
         """Discard gradients; with `set_to_none=False` they are present with value 0."""

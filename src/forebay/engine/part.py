@@ -201,6 +201,12 @@ class PartStorage:
         self.gradient_form = GradientForm.FP32
         return self.spare.address
 
+    def prepare_sums(self) -> None:
+        """Make the landing place wide while nothing is in it (nor in use by any lane)."""
+        if self.on_host and self.gradient_form is GradientForm.NATIVE and self.dtype.itemsize < 4:
+            self.widen_gradient()
+        self.drop_spare()
+
     def drop_spare(self) -> None:
         """Give back the narrow landing place."""
         if self.spare is not None:

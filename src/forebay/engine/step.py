@@ -88,6 +88,7 @@ class Stepper:
         self._loss_scale = options.loss_scale
         self._overflow = options.overflow
         self._make_ready = make_ready
+        self._divisor = 1.0
 
     def agree(self) -> Agreement:
         """Norm, finiteness and presence of the sealed window."""
@@ -100,19 +101,31 @@ class Stepper:
             (r.index for r, s in zip(present, ordered, strict=True) if not math.isfinite(s)), None
         )
         return Agreement(
-            norm=global_norm(ordered, divisor=self._loss_scale.value),
+            norm=global_norm(ordered, divisor=self._divisor),
             first_bad=bad,
             present=frozenset(record.index for record in present),
         )
 
-    def run(self, groups: Sequence[dict[str, object]], *, clip_norm: float | None) -> StepOutcome:
+    def run(
+        self,
+        groups: Sequence[dict[str, object]],
+        *,
+        clip_norm: float | None,
+        divisor: float = 1.0,
+    ) -> StepOutcome:
         """Seal the window and update, or skip.
+
+        Args:
+            groups: The optimizer's groups as they are now.
+            clip_norm: Bound on the global norm.
+            divisor: What the gradients are too large by, beside the loss scale.
 
         Raises:
             GradientError: The window is spoiled or empty of new gradients.
         """
         collector = self._collector
         collector.seal()
+        self._divisor = divisor * self._loss_scale.value
         agreement = self.agree()
         present = collector.present()
         if agreement.first_bad is not None and self._overflow is OverflowCheck.SKIP:
@@ -125,9 +138,7 @@ class Stepper:
         for record in present:
             record.consume()
         self._executor.norm_on_host.clear()
-        backwards = collector.window.backwards
         collector.window.reset()
-        collector.window.expected = max(collector.window.expected, backwards)
         return outcome
 
     def _skip(self, agreement: Agreement) -> StepOutcome:
@@ -159,7 +170,7 @@ class Stepper:
                 place[key] = len(hypers)
                 hypers.append(self._rule.capture(groups[record.group], record.step + 1))
             hyper_of[record.index] = place[key]
-        scale = gradient_scale(agreement.norm, max_norm=clip_norm, divisor=self._loss_scale.value)
+        scale = gradient_scale(agreement.norm, max_norm=clip_norm, divisor=self._divisor)
         sign = hypers[0].sign if hypers else 1.0
         return UpdateOrder(hypers, hyper_of, scale * sign)
 

@@ -37,6 +37,8 @@ class Window:
     ) -> None:
         self.expected = expected
         self.backwards = 0
+        # The most backwards that any window had whose boundary the caller did not own.
+        self.learned = 0
         # True or False when the caller owns the boundary; None: count against `expected`.
         self.boundary: bool | None = None
         self._on_begin = on_begin
@@ -104,6 +106,8 @@ class Window:
 
     def reset(self) -> None:
         """Begin a new window."""
+        if self.boundary is None:
+            self.learned = max(self.learned, self.backwards)
         self.backwards = 0
         self.boundary = None
         self._open.clear()

@@ -1,0 +1,1 @@
+"""DeepSpeed's names and documented meanings over forebay's engine."""

@@ -1,0 +1,102 @@
+"""`safe_get_*` and `safe_set_*`: whole fp32 values behind a parameter, under DeepSpeed's names."""
+
+from __future__ import annotations
+
+import torch
+
+from forebay.engine.collector import GradientHook, hook_of
+from forebay.engine.record import GradientState
+from forebay.errors import ConfigError, UnsupportedError
+from forebay.optim.reference import round_to
+
+__all__ = [
+    "safe_get_full_fp32_param",
+    "safe_get_full_grad",
+    "safe_get_full_optimizer_state",
+    "safe_set_full_fp32_param",
+    "safe_set_full_grad",
+    "safe_set_full_optimizer_state",
+]
+
+_STATES = ("exp_avg", "exp_avg_sq")
+
+
+def _hook(param: torch.Tensor) -> GradientHook:
+    hook = hook_of(param)
+    if hook is None:
+        raise UnsupportedError(
+            f"a parameter of shape {tuple(param.shape)} is not trained by an open engine",
+            hint="pass a parameter of the model given to initialize() or offload()",
+        )
+    return hook
+
+
+def safe_get_full_fp32_param(param: torch.Tensor) -> torch.Tensor:
+    """A copy of the parameter's fp32 master, in its shape, where the master lives."""
+    hook = _hook(param)
+    hook.engine.quiesce("safe_get_full_fp32_param")
+    return hook.record.part.master_copy(hook.record.slot)
+
+
+def safe_get_full_optimizer_state(param: torch.Tensor, optim_state_key: str) -> torch.Tensor:
+    """A copy of one optimizer state ("exp_avg" or "exp_avg_sq"), in the parameter's shape."""
+    return _state(param, optim_state_key).clone()
+
+
+def safe_get_full_grad(param: torch.Tensor) -> torch.Tensor | None:
+    """The window's gradient so far in fp32, without the loss scale; None when there is none."""
+    hook = _hook(param)
+    record = hook.record
+    if param.grad is None or record.state is GradientState.CONSUMED:
+        return None
+    if param.grad is not record.standin:
+        return param.grad.detach().float()
+    if record.state is GradientState.ABSENT:
+        return None
+    return record.exact().float() / hook.engine.options.loss_scale.value
+
+
+def safe_set_full_fp32_param(param: torch.Tensor, value: torch.Tensor) -> None:
+    """Set the fp32 master and, rounded, the working weight."""
+    hook = _hook(param)
+    record = hook.record
+    _check_shape(record.slot.shape, value)
+    hook.engine.quiesce("safe_set_full_fp32_param")
+    part, slot = record.part, record.slot
+    single = value.detach().to(torch.float32)
+    if part.high is not part.weights or part.low is not None:
+        part.set_master(slot, single)
+    with torch.no_grad():
+        part.weight(slot).copy_(round_to(single, part.dtype))
+    torch.autograd.graph.increment_version(record.param)
+    record.rebase()
+
+
+def safe_set_full_optimizer_state(
+    param: torch.Tensor, value: torch.Tensor, optim_state_key: str
+) -> None:
+    """Set one optimizer state from a tensor of the parameter's shape."""
+    state = _state(param, optim_state_key)
+    _check_shape(tuple(state.shape), value)
+    state.copy_(value)
+
+
+def safe_set_full_grad(param: torch.Tensor, value: torch.Tensor) -> None:
+    """Replace the window's gradient."""
+    record = _hook(param).record
+    _check_shape(record.slot.shape, value)
+    param.grad = value.detach().to(device=param.device, dtype=param.dtype)
+
+
+def _state(param: torch.Tensor, key: str) -> torch.Tensor:
+    if key not in _STATES:
+        raise ConfigError(f"optimizer state {key!r} does not exist; there are {_STATES}")
+    hook = _hook(param)
+    hook.engine.quiesce("optimizer state")
+    part = hook.record.part
+    return part.view(part.exp_avg if key == "exp_avg" else part.exp_avg_sq, hook.record.slot)
+
+
+def _check_shape(shape: tuple[int, ...], value: torch.Tensor) -> None:
+    if tuple(value.shape) != shape:
+        raise ConfigError(f"the value has shape {tuple(value.shape)}, the parameter {shape}")

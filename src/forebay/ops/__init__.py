@@ -1,0 +1,1 @@
+"""Operators under the names of `deepspeed.ops`."""

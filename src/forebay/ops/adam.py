@@ -1,0 +1,7 @@
+"""Optimizers under the names of `deepspeed.ops.adam`."""
+
+from __future__ import annotations
+
+from forebay.compat.optimizers import DeepSpeedCPUAdam, FusedAdam
+
+__all__ = ["DeepSpeedCPUAdam", "FusedAdam"]

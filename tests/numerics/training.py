@@ -1,0 +1,124 @@
+"""A small training run on recorded data, and what is compared between two of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import nn
+
+from forebay.engine import EngineOptions, offload_with
+from forebay.engine.options import Timing
+from forebay.plan import UpdatePlace
+
+
+def small_model(dtype: torch.dtype) -> nn.Module:
+    """Odd sizes, an interleaved second group's worth of biases, no multiple of anything."""
+    torch.manual_seed(0)
+    layers = [nn.Linear(13, 37), nn.GELU(), nn.Linear(37, 11), nn.GELU(), nn.Linear(11, 3)]
+    return nn.Sequential(*layers).to(dtype)
+
+
+@dataclass
+class Trained:
+    """What a run ends with."""
+
+    losses: list[float]
+    norms: list[float]
+    weights: dict[str, torch.Tensor]
+    masters: list[torch.Tensor]
+    moments: list[torch.Tensor]
+    steps: list[int]
+    down: int = 0
+    up: int = 0
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to train."""
+
+    dtype: torch.dtype = torch.float32
+    steps: int = 20
+    micro: int = 1
+    clip: float | None = 1.0
+    device: str = "cpu"
+    options: EngineOptions = field(default_factory=EngineOptions)
+
+
+# Between the largest and the smallest gradient norm of the runs here: clipping is active on some
+# steps and idle on others (asserted where it is used).
+CLIP = 1.0
+
+
+def train(recipe: Recipe, build=small_model) -> Trained:
+    """Train on data that depends on the step alone."""
+    model = build(recipe.dtype)
+    decayed = [p for p in model.parameters() if p.ndim > 1]
+    plain = [p for p in model.parameters() if p.ndim <= 1]
+    source = torch.optim.AdamW(
+        [
+            {"params": decayed, "weight_decay": 0.1},
+            {"params": plain, "weight_decay": 0.0, "lr": 3e-3},
+        ],
+        lr=1e-2,
+    )
+    options = replace(recipe.options, device=recipe.device, clip_norm=recipe.clip)
+    if recipe.dtype is torch.float16:
+        from forebay.optim.loss_scale import DynamicLossScale, LossScaleConfig
+
+        options = replace(
+            options, loss_scale=DynamicLossScale(LossScaleConfig(initial_scale_power=20))
+        )
+    model, optimizer = offload_with(model, source, options=options)
+    generator = torch.Generator().manual_seed(1)
+    losses, norms = [], []
+    for step in range(recipe.steps):
+        for _ in range(recipe.micro):
+            x = torch.randn(5, 13, generator=generator) * (3.0 if step % 4 == 0 else 0.3)
+            out = model(x.to(recipe.device, recipe.dtype)).float()
+            loss = (out - 1.0).pow(2).mean() / recipe.micro
+            optimizer.scale(loss).backward()
+            losses.append(loss.item())
+        optimizer.step()
+        optimizer.zero_grad()
+        norms.append(optimizer.last_grad_norm)
+    records = optimizer.engine.collector.records
+    optimizer.synchronize()
+    traffic = {lane.value: count for lane, count in optimizer.engine.traffic.items()}
+    result = Trained(
+        losses=losses,
+        norms=norms,
+        weights={name: value.clone().cpu() for name, value in model.state_dict().items()},
+        masters=[r.part.master_copy(r.slot).cpu() for r in records],
+        moments=[
+            part_view.clone().cpu()
+            for r in records
+            for part_view in (
+                r.part.view(r.part.exp_avg, r.slot),
+                r.part.view(r.part.exp_avg_sq, r.slot),
+            )
+        ],
+        steps=[r.step for r in records],
+        down=traffic["down"],
+        up=traffic["up"],
+    )
+    optimizer.close()
+    return result
+
+
+def assert_same_bits(left: Trained, right: Trained) -> None:
+    """Losses, norms, weights, masters, moments and step counts, to the bit."""
+    assert left.losses == right.losses
+    assert repr(left.norms) == repr(right.norms)  # NaN is equal to NaN here
+    assert left.steps == right.steps
+    assert left.weights.keys() == right.weights.keys()
+    for name, value in left.weights.items():
+        assert torch.equal(value, right.weights[name]), name
+    for a, b in zip(left.masters + left.moments, right.masters + right.moments, strict=True):
+        assert torch.equal(a.contiguous().view(torch.int32), b.contiguous().view(torch.int32))
+
+
+def reference(recipe: Recipe, build=small_model) -> Trained:
+    """The same recipe with all state on the device and nothing deferred."""
+    options = EngineOptions(update=UpdatePlace.DEVICE, timing=Timing.SYNCHRONOUS)
+    return train(replace(recipe, options=options), build)
