@@ -146,10 +146,7 @@ def _interval(value: object) -> int | None:
     # accelerate writes infinity for "never".
     if value is None or value == math.inf:
         return None
-    number = _integer(value)
-    if number < 1:
-        raise ValueError("not positive")
-    return number
+    return int(_bounded(_integer, 1, _MAX_COUNT)(value))
 
 
 def choice(*values: str | int) -> Kind:

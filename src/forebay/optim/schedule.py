@@ -32,6 +32,9 @@ class Schedule(LRScheduler):
         spec: What the configuration says.
         last_epoch: Index of the last update done; -1 before the first.
 
+    Attributes:
+        curves: The curve of each group.
+
     Raises:
         ConfigError: A list of rates whose length is not the number of groups, or a momentum
             without `betas` in every group.
@@ -42,9 +45,9 @@ class Schedule(LRScheduler):
 
     def __init__(self, optimizer: Optimizer, spec: SchedulerSpec, *, last_epoch: int = -1) -> None:
         groups = optimizer.param_groups
-        self._curves = curves(spec, num_groups=len(groups))
+        self.curves: tuple[Curve, ...] = tuple(curves(spec, num_groups=len(groups)))
         self._name = spec.name
-        if any(_beta1(curve, 0) is not None for curve in self._curves) and not all(
+        if any(_beta1(curve, 0) is not None for curve in self.curves) and not all(
             "betas" in group for group in groups
         ):
             raise ConfigError(
@@ -57,23 +60,13 @@ class Schedule(LRScheduler):
         """The rates of update `last_epoch`, one for each group."""
         return [
             curve.lr(self.last_epoch, float(base))
-            for curve, base in zip(self._curves, self.base_lrs, strict=True)
+            for curve, base in zip(self.curves, self.base_lrs, strict=True)
         ]
 
     def step(self, epoch: int | None = None) -> None:
         """Sets the rates of the next update; call it after an update that was applied."""
         super().step(epoch)
-        for group, curve in zip(self.optimizer.param_groups, self._curves, strict=True):
-            beta1 = _beta1(curve, self.last_epoch)
-            if beta1 is None:
-                continue
-            if not 0.0 <= beta1 < 1.0:
-                raise ConfigError(
-                    f"{self._name} asks for beta1 {beta1:g} at update {self.last_epoch}; it must "
-                    f"be below 1",
-                    hint="lower decay_mom_rate",
-                )
-            group["betas"] = (beta1, group["betas"][1])
+        self._move_momentum()
 
     def get_mom(self) -> list[tuple[float, float]]:
         """The groups' betas, under DeepSpeed's name."""
@@ -99,10 +92,26 @@ class Schedule(LRScheduler):
                 hint="resume with the same scheduler.type, or without the schedule's state",
             )
         self.base_lrs = list(state_dict["base_lrs"])
-        # `step` counts one up and sets rates and momenta.
-        self.last_epoch = int(state_dict["last_epoch"]) - 1
+        self.last_epoch = int(state_dict["last_epoch"])
+        # torch counts the constructor's step too.
         self._step_count = self.last_epoch + 1
-        self.step()
+        self._last_lr = self.get_lr()
+        for group, rate in zip(self.optimizer.param_groups, self._last_lr, strict=True):
+            group["lr"] = rate
+        self._move_momentum()
+
+    def _move_momentum(self) -> None:
+        for group, curve in zip(self.optimizer.param_groups, self.curves, strict=True):
+            beta1 = _beta1(curve, self.last_epoch)
+            if beta1 is None:
+                continue
+            if not 0.0 <= beta1 < 1.0:
+                raise ConfigError(
+                    f"{self._name} asks for beta1 {beta1:g} at update {self.last_epoch}; it must "
+                    f"be below 1",
+                    hint="lower decay_mom_rate",
+                )
+            group["betas"] = (beta1, group["betas"][1])
 
 
 def _beta1(curve: Curve, step: int) -> float | None:

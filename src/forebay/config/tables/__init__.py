@@ -4,16 +4,26 @@ from __future__ import annotations
 
 from typing import Final
 
-from forebay.config.keys import Table
-from forebay.config.tables import observe, optimizer, own, precision, runtime, training, zero
+from forebay.config import keys
+from forebay.config.tables import (
+    observe,
+    offload,
+    optimizer,
+    own,
+    precision,
+    runtime,
+    training,
+    zero,
+)
 
 __all__ = ["TABLE"]
 
-TABLE: Final = Table(
+TABLE: Final = keys.Table(
     [
         *training.KEYS,
         *optimizer.KEYS,
         *zero.KEYS,
+        *offload.KEYS,
         *precision.KEYS,
         *observe.KEYS,
         *runtime.KEYS,
