@@ -5,10 +5,9 @@
 The kernels only; `forebay.optim.triton_math` prepares their tables and launches them. Importing
 this module needs Triton, which comes with CUDA builds of torch.
 
-[Note: launch options] `enable_fp_fusion=False` keeps each multiplication and addition separate;
-`sqrt_rn` and `div_rn` round correctly. No instruction may flush subnormals (`.ftz`): Triton's own
-operations do not, and `enable_reflect_ftz=False` keeps library functions from it. A test reads
-the assembly for all three.
+[Note: launch options] `enable_fp_fusion=False` keeps each multiplication and addition separate.
+Root and quotient are written as instructions, because `tl.sqrt_rn` and `tl.div_rn` flush subnormals
+in some versions (3.2 emits `sqrt.rn.ftz.f32`). A test reads the assembly for both.
 
 [Note: segment table] One launch serves many tensors. Its int64 table is stored by columns; a
 program finds its row by counting the rows that begin at or before it, so no search loop runs. A
@@ -32,7 +31,7 @@ __all__ = [
 ]
 
 # See [Note: launch options].
-LAUNCH_OPTIONS = {"enable_fp_fusion": False, "enable_reflect_ftz": False, "num_warps": 4}
+LAUNCH_OPTIONS = {"enable_fp_fusion": False, "num_warps": 4}
 
 # See [Note: segment table].
 MAX_ROWS = 1024
@@ -186,6 +185,31 @@ def _round_high(p: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
+def _root(value: tl.tensor, compiled: tl.constexpr) -> tl.tensor:
+    """Square root, rounded to nearest, subnormals kept; see [Note: launch options]."""
+    if compiled:
+        return tl.inline_asm_elementwise(
+            "sqrt.rn.f32 $0, $1;", "=f,f", [value], dtype=tl.float32, is_pure=True, pack=1
+        )
+    return tl.sqrt_rn(value)
+
+
+@triton.jit
+def _quotient(value: tl.tensor, divisor: tl.tensor, compiled: tl.constexpr) -> tl.tensor:
+    """Quotient, rounded to nearest, subnormals kept; see [Note: launch options]."""
+    if compiled:
+        return tl.inline_asm_elementwise(
+            "div.rn.f32 $0, $1, $2;",
+            "=f,f,f",
+            [value, divisor],
+            dtype=tl.float32,
+            is_pure=True,
+            pack=1,
+        )
+    return tl.div_rn(value, divisor)
+
+
+@triton.jit
 def _update_range(
     grad: tl.tensor,
     number: tl.tensor,
@@ -198,6 +222,7 @@ def _update_range(
     local: tl.tensor,
     at: tl.tensor,
     mask: tl.tensor,
+    compiled: tl.constexpr,
 ) -> None:
     """`forebay.optim.reference.update_` for the elements at `at`; mask None means all."""
     g = _widen(tl.load(grad + local, mask=mask)) * scale
@@ -215,8 +240,9 @@ def _update_range(
     g = tl.where(mode == 2.0, g + decay * p, g)
     m = m + tl.load(number + 1) * (g - m)
     v = tl.load(number + 2) * v + (tl.load(number + 3) * g) * g
-    root = tl.div_rn(tl.sqrt_rn(v), tl.zeros_like(v) + tl.load(number + 5))
-    p = p - tl.div_rn(tl.load(number + 6) * m, root + tl.load(number + 4))
+    correction = tl.zeros_like(v) + tl.load(number + 5)
+    denominator = _quotient(_root(v, compiled), correction, compiled) + tl.load(number + 4)
+    p = p - _quotient(tl.load(number + 6) * m, denominator, compiled)
     tl.store(exp_avg + at, m, mask=mask)
     tl.store(exp_avg_sq + at, v, mask=mask)
     if low is None:
@@ -246,6 +272,7 @@ def update_kernel(
     capacity: tl.constexpr,
     kind: tl.constexpr,
     aligned: tl.constexpr,
+    compiled: tl.constexpr,
 ) -> None:
     """Update segments of a part in place, each with its own gradient and hyperparameters.
 
@@ -266,6 +293,7 @@ def update_kernel(
         capacity: A power of two.
         kind: dtype of the gradients, int16 for bf16 bits.
         aligned: Whether every address and first element is a multiple of 16.
+        compiled: False under Triton's interpreter, which executes no instructions.
     """
     program = tl.program_id(0)
     row = _row_of(table + 4 * rows, program, rows, capacity)
@@ -281,7 +309,11 @@ def update_kernel(
     at = first + local
     factor = tl.load(scale)
     if begin + _UPDATE_BLOCK <= elements:
-        _update_range(grad, number, factor, high, low, exp_avg, exp_avg_sq, out, local, at, None)
+        _update_range(
+            grad, number, factor, high, low, exp_avg, exp_avg_sq, out, local, at, None, compiled
+        )
     else:
         inside = local < elements
-        _update_range(grad, number, factor, high, low, exp_avg, exp_avg_sq, out, local, at, inside)
+        _update_range(
+            grad, number, factor, high, low, exp_avg, exp_avg_sq, out, local, at, inside, compiled
+        )

@@ -245,11 +245,12 @@ def _launch_update(
         out=None if state.out is None else _words(state.out),
         capacity=_capacity(len(members)),
         kind=_KINDS[kind],
+        compiled=device.type == "cuda",
         aligned=all(grad.data_ptr() % 16 == 0 and start % 16 == 0 for grad, start, _ in members),
     )
 
 
-def _launch(kernel: Any, programs: int, device: torch.device, **arguments: object) -> None:  # noqa: ANN401
+def _launch(kernel: Any, programs: int, device: torch.device, **arguments: object) -> None:
     if device.type == "cuda":
         # Triton launches on the current device, which need not be the tensors'.
         with torch.cuda.device(device):
