@@ -32,7 +32,7 @@ from forebay.hardware.affinity import CoreShare, Topology
 from forebay.hardware.limits import SwapWatch
 from forebay.links.lanes import RING_SLOTS, Lanes
 from forebay.model.inspect import inspect_model
-from forebay.optim.device_math import CudaMath, HostMath
+from forebay.optim.device_math import HostMath
 from forebay.optim.rule import AdamRule
 from forebay.plan.placement import Accumulation
 from forebay.plan.program import build_program
@@ -114,7 +114,7 @@ class Engine:
             make_ring=self._make_ring,
             fault=options.fault,
         )
-        self._math = HostMath(core, self.lanes.pool) if cpu else CudaMath(self.accelerator.device)
+        self._math = HostMath(core, self.lanes.pool) if cpu else cuda_math(self.accelerator.device)
         self._nans = NanSource(self.accelerator.device)
         self._executor = Executor(
             self.units,

@@ -6,6 +6,7 @@ order of its compute stream. Both give the same bits.
 
 from __future__ import annotations
 
+import importlib.util
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from forebay.optim.flat_state import FlatState
     from forebay.optim.rule import Hyper
 
-__all__ = ["CudaMath", "DeviceMath", "HostMath"]
+__all__ = ["CudaMath", "DeviceMath", "HostMath", "cuda_math"]
 
 
 class DeviceMath(Protocol):
@@ -161,3 +162,15 @@ class CudaMath:
                 hyper=hypers[hyper_of_segment[position]],
                 out=None if state.out is None else state.out[chosen],
             )
+
+
+def cuda_math(device: torch.device) -> DeviceMath:
+    """Triton kernels where Triton is installed (it comes with CUDA builds of torch), else torch.
+
+    Both give the same bits; torch's operations read memory several times as often.
+    """
+    if importlib.util.find_spec("triton") is None:
+        return CudaMath(device)
+    from forebay.optim.triton_math import TritonMath
+
+    return TritonMath(device)
