@@ -32,7 +32,7 @@ from forebay.hardware.affinity import CoreShare, Topology
 from forebay.hardware.limits import SwapWatch
 from forebay.links.lanes import RING_SLOTS, Lanes
 from forebay.model.inspect import inspect_model
-from forebay.optim.device_math import HostMath
+from forebay.optim.device_math import HostMath, cuda_math
 from forebay.optim.rule import AdamRule
 from forebay.plan.placement import Accumulation
 from forebay.plan.program import build_program
