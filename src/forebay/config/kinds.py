@@ -8,6 +8,7 @@ A check takes the value that JSON gave and returns the value that forebay uses, 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -61,7 +62,8 @@ def _number(value: object) -> float:
     # bool is an int to Python and not a number to anyone else.
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError("not a number")  # noqa: TRY004
-    if not math.isfinite(value):
+    # Also false for NaN, and right for integers that no float holds.
+    if not abs(value) <= sys.float_info.max:
         raise ValueError("not finite")
     return value
 

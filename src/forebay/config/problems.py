@@ -43,5 +43,6 @@ def shown(value: object) -> str:
     try:
         text = json.dumps(value)
     except (TypeError, ValueError):
-        text = repr(value)
+        # No JSON value, one that holds itself, or an integer too long to be printed.
+        text = f"a value of type {type(value).__name__}"
     return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}..."

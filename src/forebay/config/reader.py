@@ -102,6 +102,9 @@ def parse(text: str, *, name: str) -> dict[str, Any]:
         ) from error
     except RecursionError as error:
         raise ConfigError(f"{name} is nested too deeply") from error
+    except ValueError as error:
+        # Python reads no integer of more than some thousand digits.
+        raise ConfigError(f"{name} is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise ConfigError(
             f"{name} holds {shown(value)}", hint='a configuration is an object: {"key": value}'

@@ -101,6 +101,13 @@ _OPTIMIZER: Final[tuple[Key, ...]] = (
         default=None,
         reason=_ONE_KERNEL,
     ),
+    hint(
+        "optimizer.params.set_grad_none",
+        FLAG,
+        "Whether `zero_grad` sets gradients to None.",
+        default=True,
+        reason="it always does",
+    ),
     refused("optimizer.params.amsgrad", FLAG, "Keep the largest second moment.", default=False),
     refused(
         "optimizer.params.bias_correction",
