@@ -83,7 +83,12 @@ class Split(NamedTuple):
 
 
 def plan_rows(
-    store: TokenStore, *, layout: Layout, length: int, overlong: Overlong = Overlong.REFUSE
+    store: TokenStore,
+    *,
+    layout: Layout,
+    length: int,
+    overlong: Overlong = Overlong.REFUSE,
+    context: int | None = None,
 ) -> Rows:
     """Cut a token store into rows of at most `length` tokens.
 
@@ -92,6 +97,7 @@ def plan_rows(
         layout: How documents become rows.
         length: Most tokens in a row.
         overlong: What to do with documents that do not fit; `Layout.CUT` has none.
+        context: The longest row that the model can read, where it has a bound; for the hint.
 
     Returns:
         The rows, in the order of the store.
@@ -108,12 +114,7 @@ def plan_rows(
         lengths = stops - starts
         truncated = int((lengths > length).sum())
         if truncated and overlong is Overlong.REFUSE:
-            raise ConfigError(
-                f"{truncated} of {store.num_documents} samples are longer than the sequence "
-                f"length of {length} tokens (the longest has {int(lengths.max())})",
-                hint=f"--sequence-length {int(lengths.max())} if the model's context allows it, "
-                "or --truncate",
-            )
+            raise _too_long(truncated, lengths=lengths, length=length, context=context)
         stops = np.minimum(stops, starts + length)
         if layout is Layout.PACK:
             starts, stops = _side_by_side(starts, stops, length=length)
@@ -135,6 +136,20 @@ def plan_rows(
         label_tokens=labels[kept],
         num_truncated=truncated,
         num_dropped=int((~kept).sum()),
+    )
+
+
+def _too_long(
+    count: int, *, lengths: npt.NDArray[np.int64], length: int, context: int | None
+) -> ConfigError:
+    longest = int(lengths.max())
+    hint = f"--truncate cuts their ends off; --sequence-length {longest} takes them whole"
+    if context is not None and longest > context:
+        hint = f"--truncate cuts their ends off; the model's context is {context} tokens"
+    return ConfigError(
+        f"{count} of {len(lengths)} samples are longer than the sequence length of {length} "
+        f"tokens (the longest has {longest})",
+        hint=hint,
     )
 
 

@@ -136,7 +136,7 @@ def _dataset(path: Path) -> Iterator[dict[str, Any]]:
         raise ConfigError(f"the data file {path} holds no rows", hint="check --data")
 
 
-def _parquet_rows(datasets: Any, path: Path) -> Iterator[dict[str, Any]]:  # noqa: ANN401
+def _parquet_rows(datasets: Any, path: Path) -> Iterator[dict[str, Any]]:
     line = 0
     try:
         rows = datasets.load_dataset(

@@ -158,7 +158,7 @@ class HubTokenizer:
         folder: Where it came from, for messages.
     """
 
-    def __init__(self, inner: Any, *, folder: Path) -> None:  # noqa: ANN401 - untyped upstream
+    def __init__(self, inner: Any, *, folder: Path) -> None:
         self._inner = inner
         self.folder = folder
         self.size: int = max(inner.get_vocab().values(), default=-1) + 1

@@ -1,0 +1,130 @@
+"""The entry point: verbs, and one place where errors become one line and an exit code.
+
+Exit codes: 0 done; 1 it failed; 2 the command was typed or configured wrongly; 130 and 143 a
+signal ended it (128 + its number, as shells count).
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import warnings
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+import forebay
+from forebay.cli.train import train
+from forebay.errors import ConfigError, ForebayError, ForebayWarning, UnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import TextIO
+
+__all__ = ["app", "main"]
+
+_FAILED: Final = 1
+_MISUSED: Final = 2
+
+app = typer.Typer(
+    name="forebay",
+    help="Train PyTorch models whose state does not fit in accelerator memory.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command(name="train")(train)
+
+
+def _print_version(*, asked: bool) -> None:
+    if asked:
+        typer.echo(forebay.__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _global(
+    *,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            help="Print the version.",
+            is_eager=True,
+            callback=lambda value: _print_version(asked=value),
+        ),
+    ] = False,
+) -> None:
+    del version
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        arguments: Words after the program's name; None takes the process's own.
+
+    Returns:
+        The exit code.
+
+    Example:
+        >>> main(["--version"])  # doctest: +SKIP
+        0
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words:
+        app(args=["--help"], prog_name="forebay", standalone_mode=False)
+        return _MISUSED
+    try:
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            code = app(args=words, prog_name="forebay", standalone_mode=False)
+    except ForebayError as error:
+        _say("error", error.message, error.hint)
+        misused = isinstance(error, ConfigError | UnsupportedError)
+        return _MISUSED if misused else _FAILED
+    except _usage_errors() as error:
+        verb = next((word for word in words if not word.startswith("-")), "")
+        command = " ".join(word for word in ("forebay", verb, "--help") if word)
+        _say("error", str(error.format_message()), command)
+        return _MISUSED
+    except typer.Abort:
+        return 128 + signal.SIGINT
+    except KeyboardInterrupt as error:
+        number = getattr(error, "signum", signal.SIGINT)
+        _say("ended", f"{signal.Signals(number).name} before the first step; nothing was trained")
+        return 128 + int(number)
+    return code if isinstance(code, int) else 0
+
+
+def _usage_errors() -> Any:
+    """The class of typer's usage errors: its own, or click's before typer brought it along."""
+    own = getattr(typer, "TyperException", None)
+    if own is not None:
+        return own
+    import click
+
+    return click.ClickException
+
+
+def _say(kind: str, message: str, hint: str | None = None) -> None:
+    """One line, and one for the hint; a message of several lines is a list of findings."""
+    typer.echo(f"{kind}: {message}", err=True)
+    if hint:
+        typer.echo(f"hint: {hint}", err=True)
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """Shows forebay's warnings as a line; those of libraries as Python does."""
+    if issubclass(category, ForebayWarning):
+        typer.echo(f"warning: {message}", err=True)
+        return
+    text = warnings.formatwarning(message, category, filename, lineno, line)
+    (file or sys.stderr).write(text)

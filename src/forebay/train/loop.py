@@ -1,0 +1,200 @@
+"""The training loop: windows in, updates out, with the loss weighted by tokens.
+
+The loss of a window is the sum of its token losses over its label tokens, whatever the number of
+micro-batches, so accumulation trains as one large batch would. The division stands before
+backward, and the engine is told not to divide again.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from forebay.data.batches import Position
+from forebay.errors import BudgetError, GradientError
+from forebay.train.evaluate import evaluate
+from forebay.train.forward import forward
+from forebay.train.records import EvalRecord, StepRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from forebay.data.batches import Batches, Window
+    from forebay.train.signals import StopSignals
+
+__all__ = ["Engine", "Loop", "Reporter"]
+
+
+class Engine(Protocol):
+    """What the loop asks of `forebay.initialize`'s engine.
+
+    Calls per micro-batch: `__call__`, `backward`, `step` (which updates at the end of a window).
+    Between windows `get_lr` before and `get_global_grad_norm`, `was_step_applied` after the
+    update; `eval` and `train` around an evaluation; `zero_grad` drops a window.
+    """
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model."""
+
+    def backward(self, loss: torch.Tensor, *, scale_wrt_gas: bool) -> torch.Tensor:
+        """Backward of one micro-batch."""
+
+    def step(self) -> None:
+        """End a micro-batch; at the window's end, update."""
+
+    def zero_grad(self) -> None:
+        """Discard the window's gradients."""
+
+    def train(self) -> Any:
+        """Set training mode."""
+
+    def eval(self) -> Any:
+        """Set evaluation mode."""
+
+    def get_lr(self) -> list[float]:
+        """Learning rate of each group."""
+
+    def get_global_grad_norm(self) -> float | None:
+        """Norm of the last window's gradient before clipping."""
+
+    def was_step_applied(self) -> bool:
+        """Whether the last update changed the weights."""
+
+
+class Reporter(Protocol):
+    """Where figures go; called between updates."""
+
+    def step(self, record: StepRecord) -> None:
+        """An update was made, or skipped."""
+
+    def evaluation(self, record: EvalRecord) -> None:
+        """The held-out rows were evaluated."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Loop:
+    """Trains until the last step or until asked to stop.
+
+    Attributes:
+        engine: Does the work.
+        batches: Rows to train on.
+        held_out: Rows to evaluate on, or None.
+        device: Where the model computes.
+        total_steps: Updates to make.
+        eval_every: Updates between evaluations.
+        save_every: Updates between saves; None saves none.
+        router_weight: Weight of a mixture of experts' own loss.
+        reporter: Where figures go.
+        stop: Asked after every update.
+        save: Saves the model.
+        position: The next row.
+        steps_done: Updates made, skipped ones included.
+        tokens_done: Tokens trained on, padding left out.
+    """
+
+    engine: Engine
+    batches: Batches
+    held_out: Batches | None
+    device: torch.device
+    total_steps: int
+    eval_every: int
+    save_every: int | None
+    router_weight: float
+    reporter: Reporter
+    stop: StopSignals
+    save: Callable[[], None]
+    position: Position = field(default_factory=lambda: Position(0, 0))
+    steps_done: int = 0
+    tokens_done: int = 0
+
+    def run(self) -> None:
+        """Train; `steps_done` and `position` say how far it came.
+
+        Raises:
+            GradientError: The loss is not a number; the weights are those of the last update.
+            BudgetError: The device's memory ran out.
+        """
+        self._evaluate()
+        while self.steps_done < self.total_steps and not self.stop.is_requested():
+            self._one_step()
+            ended = self.steps_done == self.total_steps
+            if self.stop.is_requested():
+                break
+            if ended or self.steps_done % self.eval_every == 0:
+                self._evaluate()
+            if self.save_every and self.steps_done % self.save_every == 0 and not ended:
+                self.save()
+
+    def _one_step(self) -> None:
+        began = time.monotonic()
+        window = self.batches.window(self.position)
+        learning_rate = self.engine.get_lr()[0]
+        try:
+            loss = self._train(window)
+        except torch.OutOfMemoryError as error:
+            raise BudgetError(
+                f"step {self.steps_done + 1} ran out of device memory: "
+                f"{str(error).partition('. ')[0]}",
+                hint="a smaller --batch-size (with more --accumulation), or "
+                "--gradient-checkpointing",
+            ) from error
+        self.position = window.following
+        self.steps_done += 1
+        self.tokens_done += window.tokens
+        seconds = time.monotonic() - began
+        self.reporter.step(
+            StepRecord(
+                step=self.steps_done,
+                loss=loss,
+                learning_rate=learning_rate,
+                grad_norm=self.engine.get_global_grad_norm(),
+                applied=self.engine.was_step_applied(),
+                tokens=window.tokens,
+                label_tokens=window.label_tokens,
+                seconds=seconds,
+                epoch=self.position.epoch + self.position.row / self.batches.num_rows,
+            )
+        )
+
+    def _train(self, window: Window) -> float:
+        """Forward and backward of each micro-batch, then the update; returns the window's loss."""
+        total = torch.zeros((), device=self.device)
+        loss_value = math.nan
+        for number, batch in enumerate(window.micro_batches, start=1):
+            result = forward(
+                self.engine, batch, device=self.device, router_weight=self.router_weight
+            )
+            loss = result.loss_sum / window.label_tokens
+            total += loss.detach()
+            if result.router_loss is not None:
+                loss = loss + result.router_loss * (batch.label_tokens / window.label_tokens)
+            self.engine.backward(loss, scale_wrt_gas=False)
+            if number == len(window.micro_batches):
+                loss_value = float(total)
+                self._refuse_nan(loss_value)
+            self.engine.step()
+        return loss_value
+
+    def _refuse_nan(self, loss: float) -> None:
+        if math.isfinite(loss):
+            return
+        # Drops the gradients: the weights stay those of the update before.
+        self.engine.zero_grad()
+        raise GradientError(
+            f"the loss is {loss} at step {self.steps_done + 1} of {self.total_steps}; no weight "
+            "was changed by it",
+            hint="lower --lr, lengthen --warmup-steps, or train in bfloat16 or float32",
+        )
+
+    def _evaluate(self) -> None:
+        if self.held_out is None:
+            return
+        began = time.monotonic()
+        loss = evaluate(self.engine, self.held_out, device=self.device)
+        self.reporter.evaluation(
+            EvalRecord(step=self.steps_done, loss=loss, seconds=time.monotonic() - began)
+        )

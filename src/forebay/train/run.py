@@ -1,0 +1,258 @@
+"""A training run from options to a saved model: the order in which things happen.
+
+Cheap checks come first and in one place, so that a mistake costs a second and not an hour: the
+options, the output folder, the files, the configuration, the model's sizes, the data. Then the
+weights are loaded, and only then does anything train.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from forebay.compat.api import initialize
+from forebay.data.batches import Batches, BatchShape
+from forebay.data.sources import open_files
+from forebay.errors import ForebayError
+from forebay.train.corpus import Corpus, load_corpus, sequence_length
+from forebay.train.loop import Loop
+from forebay.train.model import ModelSource, choose_device
+from forebay.train.records import Summary
+from forebay.train.report import RunReporter, bytes_by_tier, memory_lines, summary_lines
+from forebay.train.save import RunFolder
+from forebay.train.settings import Settings
+from forebay.train.signals import StopSignals
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rich.console import Console
+    from torch import nn
+
+    from forebay.config.resolved import ResolvedConfig
+    from forebay.data.rows import Rows
+    from forebay.train.options import TrainOptions
+
+__all__ = ["train"]
+
+# Evaluations in a run that does not say how often, beside the one before the first update.
+_EVALUATIONS: Final = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Plan:
+    """Everything that is decided before weights are loaded."""
+
+    options: TrainOptions
+    folder: RunFolder
+    source: ModelSource
+    corpus: Corpus
+    batches: Batches
+    config: ResolvedConfig
+    total_steps: int
+    device: torch.device
+
+
+def train(options: TrainOptions, *, console: Console) -> Summary:
+    """Train a causal language model and save it.
+
+    Args:
+        options: What to do.
+        console: Where progress goes; it should write to stderr.
+
+    Returns:
+        How the run ended. The same is in the run's folder, with metrics and the model.
+
+    Raises:
+        ForebayError: Something is refused or failed; the message says what was saved.
+        Interrupted: A signal came before the first step; nothing was trained.
+    """
+
+    def announce(name: str) -> None:
+        _say(console, f"{name}: ending after this step; once more to end at once")
+
+    with StopSignals(announce) as stop:
+        plan = _prepare(options, console)
+        torch.manual_seed(options.seed)
+        model = plan.source.load(
+            dtype=plan.config.precision.dtype, checkpointing=options.gradient_checkpointing
+        )
+        plan.folder.require_room(_weight_bytes(model))
+        engine, *_ = initialize(model=model, config=plan.config.as_dict())
+        with contextlib.closing(engine):
+            return _train(plan, engine, stop=stop, console=console)
+
+
+def _prepare(options: TrainOptions, console: Console) -> _Plan:
+    options.check()
+    device = choose_device(options.device)
+    source = ModelSource.open(options.model)
+    settings = Settings.read(options, source=source)
+    draft = settings.draft()
+    sequence_length(options, context=source.context)
+    files = open_files(options.data)
+    folder = RunFolder.prepare(options.output, existing=options.existing_output)
+
+    def progress(documents: int, tokens: int) -> None:
+        _say(console, f"reading: {documents} documents, {tokens} tokens")
+
+    corpus = load_corpus(
+        files, source=source, options=options, spill=folder.path, on_progress=progress
+    )
+    shape = BatchShape(draft.batch.micro_batch_size, draft.batch.accumulation_steps)
+    batches = _batches(corpus, corpus.train, shape=shape, seed=options.seed)
+    total_steps = options.steps or batches.windows_in(options.epochs or 1.0)
+    config = settings.final(total_steps)
+    for line in (*config.table().splitlines(), "", *corpus.lines):
+        _say(console, line)
+    return _Plan(
+        options=options,
+        folder=folder,
+        source=source,
+        corpus=corpus,
+        batches=batches,
+        config=config,
+        total_steps=total_steps,
+        device=device,
+    )
+
+
+def _batches(corpus: Corpus, rows: Rows, *, shape: BatchShape, seed: int) -> Batches:
+    return Batches(corpus.store, rows=rows, shape=shape, seed=seed, pad_id=corpus.tokenizer.pad_id)
+
+
+def _train(plan: _Plan, engine: Any, *, stop: StopSignals, console: Console) -> Summary:
+    tiers = bytes_by_tier(engine.ledger.table())
+    count = _trainable(engine.module)
+    _say(console, f"\n{plan.source.kind}: {count:,} trainable parameters on {plan.device}")
+    for line in memory_lines(tiers):
+        _say(console, line)
+    plan.folder.write_config(plan.config.as_json())
+
+    def save() -> None:
+        engine.synchronize()
+        plan.folder.save_model(engine.module, plan.corpus.tokenizer)
+
+    reporter = RunReporter(
+        console,
+        metrics=plan.folder.metrics,
+        tensorboard=_tensorboard(plan),
+        total_steps=plan.total_steps,
+        every=plan.config.steps_per_print,
+        memory=lambda: bytes_by_tier(engine.ledger.table()),
+    )
+    with reporter:
+        loop = _loop(plan, engine, reporter=reporter, stop=stop, save=save)
+        began = time.monotonic()
+        stop.defer()
+        try:
+            loop.run()
+        except ForebayError as error:
+            raise _with_rescue(error, plan=plan, loop=loop, save=save) from error
+        seconds = time.monotonic() - began
+        save()
+    summary = _summary(plan, engine, loop=loop, reporter=reporter, seconds=seconds)
+    plan.folder.write_summary(summary.as_dict())
+    for line in ("", *summary_lines(summary)):
+        _say(console, line)
+    return summary
+
+
+def _loop(
+    plan: _Plan,
+    engine: Any,
+    *,
+    reporter: RunReporter,
+    stop: StopSignals,
+    save: Callable[[], None],
+) -> Loop:
+    options, corpus = plan.options, plan.corpus
+    held_out = None
+    if len(corpus.held_out):
+        held_out = _batches(corpus, corpus.held_out, shape=plan.batches.shape, seed=options.seed)
+    return Loop(
+        engine=engine,
+        batches=plan.batches,
+        held_out=held_out,
+        device=plan.device,
+        total_steps=plan.total_steps,
+        eval_every=options.eval_every or math.ceil(plan.total_steps / _EVALUATIONS),
+        save_every=options.save_every,
+        router_weight=float(getattr(plan.source.config, "router_aux_loss_coef", None) or 0.0),
+        reporter=reporter,
+        stop=stop,
+        save=save,
+    )
+
+
+def _with_rescue(
+    error: ForebayError, *, plan: _Plan, loop: Loop, save: Callable[[], None]
+) -> ForebayError:
+    """Saves what was trained before the failure where that is possible, and says what is there.
+
+    After a failed update the engine refuses, rightly, to hand out weights.
+    """
+    kept = "nothing was trained yet, so nothing was saved"
+    if loop.steps_done:
+        try:
+            save()
+            kept = f"the model after {loop.steps_done} updates is in {plan.folder.model}"
+        except ForebayError:
+            kept = "the weights could not be saved"
+            if plan.folder.model.exists():
+                kept += f"; an earlier save is in {plan.folder.model}"
+    return type(error)(f"{error.message}; {kept}", hint=error.hint)
+
+
+def _summary(
+    plan: _Plan,
+    engine: Any,
+    *,
+    loop: Loop,
+    reporter: RunReporter,
+    seconds: float,
+) -> Summary:
+    on_cuda = plan.device.type == "cuda"
+    return Summary(
+        steps=loop.steps_done,
+        total_steps=plan.total_steps,
+        skipped_steps=engine.skipped_steps,
+        ended_by=None if loop.stop.requested is None else loop.stop.requested.name,
+        parameters=_trainable(engine.module),
+        epoch=loop.position.epoch,
+        row=loop.position.row,
+        tokens=loop.tokens_done,
+        seconds=seconds,
+        first_loss=reporter.losses[0] if reporter.losses else None,
+        last_loss=reporter.losses[-1] if reporter.losses else None,
+        eval_losses=tuple(reporter.eval_losses),
+        bytes_by_tier=bytes_by_tier(engine.ledger.table()),
+        device_peak_bytes=torch.cuda.max_memory_allocated(plan.device) if on_cuda else None,
+        output=str(plan.folder.path),
+        model=str(plan.folder.model),
+    )
+
+
+def _tensorboard(plan: _Plan) -> Path:
+    spec = plan.config.tensorboard
+    if spec is None or not spec.output_path:
+        return plan.folder.tensorboard
+    return Path(spec.output_path) / spec.job_name
+
+
+def _trainable(model: nn.Module) -> int:
+    return sum(param.numel() for param in model.parameters() if param.requires_grad)
+
+
+def _weight_bytes(model: nn.Module) -> int:
+    return sum(param.numel() * param.element_size() for param in model.parameters())
+
+
+def _say(console: Console, line: str) -> None:
+    console.print(line, markup=False, highlight=False, soft_wrap=True)

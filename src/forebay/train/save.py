@@ -1,0 +1,172 @@
+"""The run's folder: made and checked before anything is loaded, filled without half-written files.
+
+resolved_config.json   the configuration with every value written out
+metrics.jsonl          one line per update or evaluation
+summary.json           how the run ended
+tensorboard/           the same figures for TensorBoard
+model/                 what AutoModelForCausalLM.from_pretrained loads
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from safetensors import SafetensorError
+
+from forebay.errors import ConfigError, TransferError
+from forebay.train.options import ExistingOutput
+from forebay.units_of_measure import format_bytes
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from forebay.data.tokenize import Tokenizer
+
+__all__ = ["RunFolder"]
+
+_CONFIG: Final = "resolved_config.json"
+_METRICS: Final = "metrics.jsonl"
+_SUMMARY: Final = "summary.json"
+_TENSORBOARD: Final = "tensorboard"
+_MODEL: Final = "model"
+_PARTIAL: Final = ".model.partial"
+_REPLACED: Final = ".model.replaced"
+_OURS: Final = frozenset({_CONFIG, _METRICS, _SUMMARY, _TENSORBOARD, _MODEL, _PARTIAL, _REPLACED})
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """A folder that one run writes.
+
+    Attributes:
+        path: Where it is.
+    """
+
+    path: Path
+
+    @classmethod
+    def prepare(cls, path: Path, *, existing: ExistingOutput) -> RunFolder:
+        """Make the folder and prove that it can be written.
+
+        Of a former run that is to be overwritten the model stays until a new one takes its place.
+
+        Raises:
+            ConfigError: It has files in it, or cannot be written.
+        """
+        try:
+            found = {item.name for item in path.iterdir()} if path.exists() else set()
+            _refuse_contents(path, found=found, existing=existing)
+            path.mkdir(parents=True, exist_ok=True)
+            probe = path / ".writable"
+            probe.write_bytes(b"")
+            probe.unlink()
+            for name in found & {_CONFIG, _METRICS, _SUMMARY}:
+                (path / name).unlink()
+            for name in found & {_TENSORBOARD, _PARTIAL}:
+                shutil.rmtree(path / name)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot write to the output folder {path}: {error.strerror}",
+                hint="--output names a folder that you may write to",
+            ) from error
+        return cls(path)
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON object a line."""
+        return self.path / _METRICS
+
+    @property
+    def tensorboard(self) -> Path:
+        """A folder of event files."""
+        return self.path / _TENSORBOARD
+
+    @property
+    def model(self) -> Path:
+        """The saved model and tokenizer."""
+        return self.path / _MODEL
+
+    def write_config(self, text: str) -> None:
+        """Write the resolved configuration."""
+        self._write(_CONFIG, text)
+
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        """Write how the run ended."""
+        self._write(_SUMMARY, json.dumps(summary, indent=2) + "\n")
+
+    def require_room(self, nbytes: int) -> None:
+        """Refuse a disk that cannot take the model, before hours are spent on it.
+
+        Raises:
+            ConfigError: With both sizes.
+        """
+        free = shutil.disk_usage(self.path).free
+        if free < nbytes:
+            raise ConfigError(
+                f"the model takes {format_bytes(nbytes)} on disk, and {self.path} has "
+                f"{format_bytes(free)} left",
+                hint="make room, or choose another --output",
+            )
+
+    def save_model(self, model: Any, tokenizer: Tokenizer) -> None:
+        """Save a model and its tokenizer all at once: the old folder, or the whole new one.
+
+        Args:
+            model: A `PreTrainedModel` whose weights are all new (after `engine.synchronize()`).
+            tokenizer: Saved beside it.
+
+        Raises:
+            TransferError: It could not be written; what was saved before is still there.
+        """
+        partial, replaced = self.path / _PARTIAL, self.path / _REPLACED
+        try:
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir()
+            model.save_pretrained(str(partial))
+            tokenizer.save(partial)
+            for file in partial.iterdir():
+                _flush(file)
+            shutil.rmtree(replaced, ignore_errors=True)
+            if self.model.exists():
+                self.model.rename(replaced)
+            partial.rename(self.model)
+            shutil.rmtree(replaced, ignore_errors=True)
+        except (OSError, SafetensorError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise TransferError(
+                f"cannot save the model to {self.model}: {reason}",
+                hint=f"{format_bytes(shutil.disk_usage(self.path).free)} are free there",
+            ) from error
+
+    def _write(self, name: str, text: str) -> None:
+        """Writes a small file all at once."""
+        partial = self.path / f".{name}.partial"
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(self.path / name)
+
+
+def _refuse_contents(path: Path, *, found: set[str], existing: ExistingOutput) -> None:
+    if not found:
+        return
+    if existing is ExistingOutput.REFUSE:
+        raise ConfigError(
+            f"the output folder {path} is not empty ({len(found)} entries)",
+            hint="choose another --output, or --overwrite a former run",
+        )
+    strangers = sorted(found - _OURS)
+    if strangers:
+        raise ConfigError(
+            f"the output folder {path} holds {strangers[0]}, which no run of forebay wrote",
+            hint="--overwrite replaces a former run alone; choose another --output",
+        )
+
+
+def _flush(file: Path) -> None:
+    """Makes the file's bytes durable before its folder gets the name that readers look for."""
+    if file.is_file():
+        with file.open("rb") as opened:
+            os.fsync(opened.fileno())
