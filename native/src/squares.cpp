@@ -12,14 +12,18 @@ void square_blocks(const KernelTable& table, DType dtype, ElementSpan source, st
     for (std::size_t block = first; block < last; ++block) {
         const std::size_t start = block * kTreeBlock;
         const std::size_t count = std::min(kTreeBlock, source.elements - start);
-        const auto* values = reinterpret_cast<const void*>(source.address + start * item);
+        const Address address = source.address + start * item;
+        const auto* values = reinterpret_cast<const void*>(address);
+        // Prefetchers of the processor stop at pages; a block is two or four of them.
+        const std::size_t ahead = block + 1 < last ? kTreeBlock * item : 0;
+        const auto* next = reinterpret_cast<const void*>(address + ahead);
         if (dtype == DType::float32 && count == kTreeBlock) {
-            *sums++ = table.square_block(static_cast<const float*>(values));
+            *sums++ = table.square_block(static_cast<const float*>(values), next, ahead);
             continue;
         }
         load_as_float(table, dtype, values, padded, count);
         std::fill(padded + count, padded + kTreeBlock, 0.0F);
-        *sums++ = table.square_block(padded);
+        *sums++ = table.square_block(padded, next, ahead);
     }
 }
 

@@ -12,8 +12,9 @@ namespace {
 // 64 Ki elements read and write about 1.8 MB: some 50 microseconds of one core, long against the
 // queue's lock and short against a piece.
 constexpr std::size_t kChunkElements = std::size_t{64} * 1024;
-// Tile of the fused pass: gradient and weight tiles (4 KiB each) stay in the first-level cache.
-constexpr std::size_t kTile = 1024;
+// Tile of the fused pass. Short enough for a core to overlap the conversions of one tile with the
+// divisions of another: 1024 elements are 1.2 to 1.4 times slower with bf16 gradients.
+constexpr std::size_t kTile = 256;
 
 [[noreturn]] void refuse(const std::string& text) { throw std::invalid_argument(text); }
 

@@ -9,7 +9,7 @@ namespace forebay {
 namespace {
 
 constexpr std::size_t kChunkElements = std::size_t{64} * 1024;  // as in update.cpp
-constexpr std::size_t kFoldTile = 1024;
+constexpr std::size_t kFoldTile = 256;
 
 std::vector<SpanChunk> cut(const std::vector<std::size_t>& lengths, std::size_t most) {
     std::vector<SpanChunk> chunks;

@@ -28,8 +28,9 @@ struct KernelTable {
     void (*adam)(const Hyper& hyper, float scale, const float* g, float* p, float* m, float* v,
                  std::size_t count);
     void (*add)(const float* source, float* accumulator, std::size_t count);
-    // One block of kTreeBlock values, halved until one is left; `square_block` squares first.
-    double (*square_block)(const float* values);
+    // One block of kTreeBlock values, halved until one is left; `square_block` squares first, and
+    // meanwhile has `ahead_bytes` of `ahead` brought into the cache.
+    double (*square_block)(const float* values, const void* ahead, std::size_t ahead_bytes);
     double (*sum_block)(const double* values);
 };
 
