@@ -305,6 +305,7 @@ class Engine:
         except TransferError as error:
             self._fail(str(error))
             raise
+        self.lanes.reap()
 
     def _fail(self, reason: str) -> None:
         self._closed = f"it failed during an update: {reason}"

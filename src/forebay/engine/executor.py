@@ -88,6 +88,7 @@ class Executor:
 
     def gradient_complete(self, program: Program, unit: Unit, *, last: bool) -> None:
         """Run what a unit's complete gradient starts."""
+        self._lanes.reap()  # gradients that have arrived give their memory back during backward
         for op in program.at(Trigger(TriggerKind.GRADIENT, unit.index)):
             if op.turn is Turn.EVERY or last:
                 self._run(op, unit)

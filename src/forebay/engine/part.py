@@ -33,6 +33,9 @@ TORCH_DTYPES = {
     "float16": torch.float16,
 }
 
+# Splitting a master takes some 24 bytes of temporary memory per element: 24 MiB at once.
+_CHUNK_ELEMENTS = 1 << 20
+
 
 class GradientForm(Enum):
     """In what dtype a part's gradient lies on the host."""
@@ -231,16 +234,23 @@ class PartStorage:
     def set_master(self, slot: ParamSlot, value: torch.Tensor) -> None:
         """Write one parameter's fp32 master; the working weight on the device is not touched.
 
-        Only where the master does not lie in the working weight itself.
+        Only where the master does not lie in the working weight itself. Temporary memory is
+        bounded, whatever the parameter's size.
         """
-        high = self.view(self.high, slot)
-        value = value.detach().to(device=high.device, dtype=torch.float32).reshape(slot.shape)
-        if self.low is None:
-            high.copy_(value)
+        high = self.high[slot.offset : slot.end]
+        low = None if self.low is None else self.low[slot.offset : slot.end]
+        flat = value.detach().reshape(-1)
+        if low is not None and flat.dtype is torch.bfloat16:
+            high.copy_(flat)
+            low.zero_()
             return
-        new_high, new_low = split(value)
-        high.copy_(new_high)
-        self.view(self.low, slot).copy_(new_low)
+        for start in range(0, slot.elements, _CHUNK_ELEMENTS):
+            chunk = slice(start, start + _CHUNK_ELEMENTS)
+            single = flat[chunk].to(device=high.device, dtype=torch.float32)
+            if low is None:
+                high[chunk] = single
+            else:
+                high[chunk], low[chunk] = split(single)
 
     def close(self) -> None:
         """Let go of all memory; the weights live on while parameters view them."""

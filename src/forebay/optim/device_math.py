@@ -65,6 +65,9 @@ class HostMath:
 
     def square_sums(self, indices: Sequence[int], tensors: Sequence[torch.Tensor]) -> None:
         """See `DeviceMath`."""
+        for _, ticket, summed in self._begun:
+            if ticket.done:
+                summed.clear()  # else gradients that left would live on until `read`
         by_dtype: dict[torch.dtype, list[int]] = {}
         for position, tensor in enumerate(tensors):
             by_dtype.setdefault(tensor.dtype, []).append(position)
