@@ -27,6 +27,11 @@ DEVICES = [
 ]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
+
+def _every_place_in_turn(spec):
+    return [list(UpdatePlace)[index % 3] for index, _ in enumerate(spec.units)]
+
+
 PLACES = {
     "host": EngineOptions(),
     "one_unit": EngineOptions(unit_elements=1 << 30),
@@ -39,6 +44,13 @@ PLACES = {
     "one_thread": EngineOptions(threads=1),
     "five_threads": EngineOptions(threads=5, piece_elements=100),
     "device_whole": EngineOptions(update=UpdatePlace.DEVICE, bf16_master=SixteenBitMaster.WHOLE),
+    "streamed": EngineOptions(update=UpdatePlace.STREAMED),
+    "streamed_whole": EngineOptions(
+        update=UpdatePlace.STREAMED, bf16_master=SixteenBitMaster.WHOLE, unit_elements=300
+    ),
+    # 10 to 12 bytes per element: some of the three units find room and some do not
+    "streamed_in_little_room": EngineOptions(update=UpdatePlace.STREAMED, staging_bytes=6000),
+    "mixed": EngineOptions(places=_every_place_in_turn, unit_elements=30),
     "delayed_copies": EngineOptions(fault=FaultScript(seed=3, max_delay_us=500), piece_elements=90),
 }
 
@@ -87,6 +99,8 @@ def test_delayed_and_reordered_copies(seed, device):
     fault = FaultScript(seed=seed, max_delay_us=2000)
     options = EngineOptions(fault=fault, piece_elements=50, unit_elements=200)
     assert_same_bits(_reference(recipe), train(replace(recipe, options=options)))
+    streamed = replace(options, update=UpdatePlace.STREAMED, staging_bytes=5000)
+    assert_same_bits(_reference(recipe), train(replace(recipe, options=streamed)))
 
 
 def test_overflow_skips_and_halves():
@@ -108,5 +122,10 @@ def test_traffic_is_the_law(dtype):
     device_sum = EngineOptions(backwards=4, sum_place=SumPlace.DEVICE)
     device = train(replace(recipe, micro=4, options=device_sum))
     assert (device.down, device.up) == (3 * 4 * elements, 3 * item * elements)
+    streamed = train(replace(recipe, options=EngineOptions(update=UpdatePlace.STREAMED)))
+    state_item = 10 if dtype is torch.bfloat16 else 8
+    # parts are padded to 256 elements: 481 + 37, 407 + 11 and 33 + 3
+    padded = (512 + 256) + (512 + 256) + (256 + 256)
+    assert (streamed.down, streamed.up) == (3 * state_item * padded, 3 * state_item * padded)
     resident = train(replace(recipe, options=EngineOptions(update=UpdatePlace.DEVICE)))
     assert (resident.down, resident.up) == (0, 0)

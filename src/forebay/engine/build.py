@@ -18,7 +18,7 @@ from forebay.hardware.limits import host_ceiling
 from forebay.model.inspect import OUTSIDE
 from forebay.model.layout import layout_unit
 from forebay.plan.memory import forecast
-from forebay.plan.placement import Accumulation, Placement, UnitPlacement
+from forebay.plan.placement import Accumulation, Placement, UnitPlacement, UpdatePlace
 from forebay.units_of_measure import format_bytes
 
 if TYPE_CHECKING:
@@ -43,11 +43,13 @@ def accumulation_for(options: EngineOptions) -> Accumulation:
 
 def place(spec: ModelSpec, *, options: EngineOptions) -> Placement:
     """The placement that the options ask for."""
+    if options.places is None:
+        places: Sequence[UpdatePlace] = [options.update] * len(spec.units)
+    else:
+        places = options.places(spec)
     units = tuple(
-        UnitPlacement(
-            layout=layout_unit(unit.name, index=index, params=unit.params), update=options.update
-        )
-        for index, unit in enumerate(spec.units)
+        UnitPlacement(layout=layout_unit(unit.name, index=index, params=unit.params), update=place)
+        for index, (unit, place) in enumerate(zip(spec.units, places, strict=True))
     )
     return Placement(
         units=units,

@@ -77,7 +77,7 @@ class Collector:
         accumulation: Accumulation,
         expected: int,
     ) -> None:
-        self._units = units
+        self.units = units
         self.records = [record for unit in units for record in unit.records]
         self._executor = executor
         self.program = program
@@ -121,7 +121,7 @@ class Collector:
         self._accept(record, addend.detach().contiguous())
 
     def _refuse(self, record: ParamRecord, grad: torch.Tensor) -> None:
-        unit = self._units[record.unit]
+        unit = self.units[record.unit]
         if unit.state is WeightState.PENDING:
             raise PendingWeightError(
                 f"unit {unit.name} was read while its new weights were on their way: {record.label}"
@@ -142,11 +142,9 @@ class Collector:
             )
 
     def _accept(self, record: ParamRecord, addend: torch.Tensor) -> None:
-        unit = self._units[record.unit]
+        unit = self.units[record.unit]
         record.firings += 1
-        if record.state is GradientState.LANDED and (
-            unit.departed or self.accumulation is not Accumulation.HOST_SUM
-        ):
+        if record.state is GradientState.LANDED and (unit.departed or not self._sums_on_host(unit)):
             self._executor.fold_late(unit, record, addend)
         else:
             record.zeroed = False
@@ -154,10 +152,7 @@ class Collector:
             if record.state is not GradientState.LANDED:
                 record.move(GradientState.OPEN)
                 unit.departed = False
-            summing_on_host = (
-                self.accumulation is Accumulation.HOST_SUM
-                and unit.placement.update is UpdatePlace.HOST
-            )
+            summing_on_host = self._sums_on_host(unit)
             if not summing_on_host:
                 record.device_value()
         if record.firings == record.expected:
@@ -165,9 +160,12 @@ class Collector:
             if unit.remaining == 0 and self._leaves_now(unit):
                 self._depart(unit)
 
-    def _leaves_now(self, unit: Unit) -> bool:
+    def _sums_on_host(self, unit: Unit) -> bool:
         host_sum = self.accumulation is Accumulation.HOST_SUM
-        return self.window.is_last or (host_sum and unit.placement.update is UpdatePlace.HOST)
+        return host_sum and unit.placement.update is UpdatePlace.HOST
+
+    def _leaves_now(self, unit: Unit) -> bool:
+        return self.window.is_last or self._sums_on_host(unit)
 
     def _depart(self, unit: Unit, *, last: bool | None = None) -> None:
         unit.departed = True
@@ -175,16 +173,18 @@ class Collector:
         self._executor.gradient_complete(self.program, unit, last=is_last)
 
     def _begin_backward(self) -> None:
-        for unit in self._units:
+        for unit in self.units:
             unit.departed = False
             unit.remaining = sum(1 for record in unit.records if record.expected)
         for record in self.records:
             record.firings = 0
+        if self.window.is_last:
+            self._executor.last_backward_begins(self.program)
 
     def _end_backward(self) -> None:
         for record in self.records:
             record.expected = record.firings
-        for unit in self._units:
+        for unit in self.units:
             if self._leaves_now(unit) and _has_more(unit):
                 self._depart(unit)
 
@@ -206,14 +206,14 @@ class Collector:
                 record.addends.append(grad.detach().contiguous())
                 record.move(GradientState.OPEN)
                 record.param.grad = record.standin
-                self._units[record.unit].departed = False
+                self.units[record.unit].departed = False
             elif record.state is GradientState.CONSUMED:
                 raise GradientError(
                     f"step() was called again, but the gradient of {record.label} was used by "
                     "the last step()",
                     hint="call zero_grad() after step(), then backward, before the next step()",
                 )
-        for unit in self._units:
+        for unit in self.units:
             if _has_more(unit):
                 self._depart(unit, last=True)
 
@@ -235,6 +235,6 @@ class Collector:
 
 def _has_more(unit: Unit) -> bool:
     """Whether some gradient of the unit has not been sent (or its norm not been taken) yet."""
-    if unit.placement.update is UpdatePlace.DEVICE:
+    if unit.updates_on_device:
         return not unit.departed and any(r.state is GradientState.OPEN for r in unit.records)
     return any(r.state is GradientState.OPEN or r.addends for r in unit.records)

@@ -25,7 +25,9 @@ from forebay.engine.executor import Executor
 from forebay.engine.hooks import ModuleHooks
 from forebay.engine.options import EngineOptions, Timing
 from forebay.engine.part import PartMemory
+from forebay.engine.room import DeviceRoom
 from forebay.engine.step import StepOutcome, Stepper, refresh_master
+from forebay.engine.streamer import Streamer
 from forebay.engine.unit import NanSource, Unit, WeightState
 from forebay.errors import EngineClosedError, ForebayError, TransferError, UnsupportedError
 from forebay.hardware.affinity import CoreShare, Topology
@@ -116,12 +118,21 @@ class Engine:
         )
         self._math = HostMath(core, self.lanes.pool) if cpu else cuda_math(self.accelerator.device)
         self._nans = NanSource(self.accelerator.device)
+        self._room = DeviceRoom(
+            self.accelerator.device, ledger=self.ledger, staging_bytes=options.staging_bytes
+        )
+        self._streamer = Streamer(
+            lanes=self.lanes,
+            accelerator=self.accelerator,
+            ledger=self.ledger,
+            room=self._room,
+        )
         self._executor = Executor(
             self.units,
             lanes=self.lanes,
             math=self._math,
-            accelerator=self.accelerator,
             nans=self._nans,
+            streamer=self._streamer,
             piece_elements=self.placement.piece_elements,
         )
         self._order: tuple[int, ...] = tuple(range(len(self.units)))
@@ -214,6 +225,7 @@ class Engine:
                 raise
             self._fail(str(error))
             raise TransferError(f"the step failed: {error}", hint=_FAILED_HINT) from error
+        self._room.observe()
         self.last_outcome = outcome
         self.skipped_steps += not outcome.applied
         if self.collector.window.learned > self.placement.backwards_per_update:

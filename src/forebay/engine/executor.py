@@ -12,7 +12,7 @@ from forebay.engine.part import GradientForm
 from forebay.engine.record import GradientState
 from forebay.model.layout import ITEM_BYTES
 from forebay.optim.flat_state import FlatState, native_hypers, native_part
-from forebay.plan.placement import MasterLayout, UpdatePlace
+from forebay.plan.placement import MasterLayout
 from forebay.plan.program import Lane, OpKind, Trigger, TriggerKind, Turn
 
 if TYPE_CHECKING:
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
     import torch
 
-    from forebay.accelerators.base import Accelerator
     from forebay.engine.part import PartStorage
     from forebay.engine.record import ParamRecord
+    from forebay.engine.streamer import StagedPart, Streamer
     from forebay.engine.unit import NanSource, Unit
     from forebay.links.lanes import Lanes
     from forebay.optim.device_math import DeviceMath
@@ -54,8 +54,9 @@ class Executor:
         units: Every unit by index.
         lanes: Worker pool and link.
         math: Arithmetic on the device.
-        accelerator: The device.
         nans: Source of NaN views for pending weights.
+        streamer: Moves state that visits the device.
+        piece_elements: Elements of one piece of an update and of the copy that follows it.
     """
 
     def __init__(
@@ -64,15 +65,16 @@ class Executor:
         *,
         lanes: Lanes,
         math: DeviceMath,
-        accelerator: Accelerator,
         nans: NanSource,
+        streamer: Streamer,
         piece_elements: int,
     ) -> None:
         self._units = units
         self._lanes = lanes
         self.math = math
-        self._accelerator = accelerator
+        self._accelerator = lanes.accelerator
         self._nans = nans
+        self._streamer = streamer
         self._piece = piece_elements
         self.traffic = dict.fromkeys(Lane, 0)
         # Parameters whose final gradient lies on the host, so that its squares are summed there.
@@ -84,6 +86,8 @@ class Executor:
             OpKind.LAND_FOLD: self._land_fold,
             OpKind.UPDATE: self._update,
             OpKind.PUBLISH: self._publish,
+            OpKind.KEEP: self._keep,
+            OpKind.WRITE_BACK: self._write_back,
         }
 
     def gradient_complete(self, program: Program, unit: Unit, *, last: bool) -> None:
@@ -92,15 +96,33 @@ class Executor:
         for op in program.at(Trigger(TriggerKind.GRADIENT, unit.index)):
             if op.turn is Turn.EVERY or last:
                 self._run(op, unit)
+        self.traffic[Lane.UP] += self._streamer.pump()
+
+    def last_backward_begins(self, program: Program) -> None:
+        """State may come up from now on, in the order in which the next forward needs it."""
+        fetches = program.at(Trigger(TriggerKind.BACKWARD))
+        self._streamer.begin(
+            self._units[op.unit] for op in reversed(fetches) if op.unit is not None
+        )
 
     def update_all(self, program: Program, order: UpdateOrder) -> None:
-        """Run the updates of a step, in the program's order."""
+        """Run the updates of a step, in the program's order, those on the host first."""
         self._order = order
-        for op in program.at(Trigger(TriggerKind.STEP)):
-            if op.unit is not None and op.kind is not OpKind.NORM:
-                self._run(op, self._units[op.unit])
+        started = [
+            (op, self._units[op.unit])
+            for op in program.at(Trigger(TriggerKind.STEP))
+            if op.unit is not None and op.kind is not OpKind.NORM
+        ]
+        on_device = {unit.index for _, unit in started if unit.updates_on_device}
+        for op, unit in sorted(started, key=lambda pair: pair[1].index in on_device):
+            self._run(op, unit)
+        self._streamer.drop()
         self._updates.clear()
         self._order = None
+
+    def drop_staged(self) -> None:
+        """The step was skipped: what came up goes nowhere."""
+        self._streamer.drop()
 
     def _run(self, op: Op, unit: Unit) -> None:
         if op.kind is OpKind.NORM:
@@ -150,6 +172,10 @@ class Executor:
                 for record, value in zip(leaving, values, strict=True)
                 if record.slot.elements
             ]
+            if part.high_is_stale:  # the device updated this part last; now the host will
+                nbytes = part.weights.numel() * part.weights.element_size()
+                spans.append((part.high.data_ptr(), part.weights.data_ptr(), nbytes))
+                part.high_is_stale = False
             ticket, nbytes = self._lanes.land(spans, event=event.handle, after=_after(part))
             self.traffic[Lane.DOWN] += nbytes
             part.ticket = self._lanes.hold(ticket, values, event)
@@ -223,7 +249,45 @@ class Executor:
             )
             part.ticket = self._lanes.hold(ticket, part.spare)
 
+    def _keep(self, unit: Unit) -> None:
+        if unit.staging is None:
+            self._land(unit)
+
+    def _write_back(self, unit: Unit) -> None:
+        if unit.staging is None:
+            self._publish(unit)
+        elif unit.index in self._updates:
+            self.traffic[Lane.DOWN] += self._streamer.write_back(unit)
+
     def _update(self, unit: Unit) -> None:
+        if unit.updates_on_device:
+            self._update_on_device(unit)
+        else:
+            self._update_on_host(unit)
+
+    def _update_on_device(self, unit: Unit) -> None:
+        order = self._order
+        assert order is not None
+        staging: list[StagedPart] | list[None] = [None] * len(unit.parts)
+        if unit.staging is not None:
+            staging = self._streamer.await_state(unit)
+        for part, records, staged in zip(unit.parts, unit.records_of_part, staging, strict=True):
+            chosen = [order.hyper_of.get(record.index, -1) for record in records]
+            if all(index < 0 for index in chosen):
+                continue
+            self._updates[unit.index] = []
+            self.math.update(
+                _flat_state(part) if staged is None else staged.state(part),
+                grads=[
+                    record.device_value() if index >= 0 else None
+                    for record, index in zip(records, chosen, strict=True)
+                ],
+                hypers=order.hypers,
+                hyper_of_segment=chosen,
+                scale=order.scale,
+            )
+
+    def _update_on_host(self, unit: Unit) -> None:
         order = self._order
         assert order is not None
         tickets: list[Any] = []
@@ -233,19 +297,6 @@ class Executor:
             if all(index < 0 for index in chosen):
                 continue
             state = _flat_state(part)
-            if unit.placement.update is UpdatePlace.DEVICE:
-                values = [
-                    record.device_value() if index >= 0 else None
-                    for record, index in zip(records, chosen, strict=True)
-                ]
-                self.math.update(
-                    state,
-                    grads=values,
-                    hypers=order.hypers,
-                    hyper_of_segment=chosen,
-                    scale=order.scale,
-                )
-                continue
             native = native_part(
                 self._lanes.core,
                 state,

@@ -10,12 +10,13 @@ from forebay.optim.loss_scale import StaticLossScale
 from forebay.plan.placement import SixteenBitMaster, UpdatePlace
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import torch
     from torch import nn
 
     from forebay.links.fake import FaultScript
+    from forebay.model.spec import ModelSpec
     from forebay.optim.loss_scale import LossScale
 
 __all__ = ["EngineOptions", "OverflowCheck", "SumPlace", "Timing"]
@@ -50,7 +51,9 @@ class EngineOptions:
 
     Attributes:
         device: The device that computes; None for the current accelerator.
-        update: Where state lives and updates.
+        update: Where state lives and updates, unless `places` says so unit by unit.
+        places: Chooses the update place of every unit of a model.
+        staging_bytes: Device bytes for state that visits; None for what activations leave free.
         clip_norm: Bound on the global gradient norm; None does not clip.
         backwards: Backwards per update where the caller knows; None learns it.
         sum_place: Where several backwards are summed.
@@ -70,6 +73,8 @@ class EngineOptions:
 
     device: torch.device | str | None = None
     update: UpdatePlace = UpdatePlace.HOST
+    places: Callable[[ModelSpec], Sequence[UpdatePlace]] | None = None
+    staging_bytes: int | None = None
     clip_norm: float | None = None
     backwards: int | None = None
     sum_place: SumPlace = SumPlace.HOST

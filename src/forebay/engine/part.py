@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from forebay.tiers.host import PageLocking
     from forebay.tiers.ledger import Ledger
 
-__all__ = ["TORCH_DTYPES", "GradientForm", "PartMemory", "PartStorage"]
+__all__ = ["TORCH_DTYPES", "GradientForm", "PartMemory", "PartStorage", "state_item_bytes"]
 
 TORCH_DTYPES = {
     "float32": torch.float32,
@@ -143,7 +143,9 @@ class PartStorage:
             what=f"weights of {layout.elements} parameters",
         )
         self.weights = self._weights.flat
-        self.on_host = update is UpdatePlace.HOST
+        self.on_host = update is not UpdatePlace.DEVICE
+        # Updated on the device last time: what `high` mirrors of the weights is older than they.
+        self.high_is_stale = False
         self._state = _State(layout, self.master, on_host=self.on_host, memory=memory)
         self.low = self._state.low
         self.exp_avg = self._state.exp_avg
@@ -226,6 +228,7 @@ class PartStorage:
 
     def master_copy(self, slot: ParamSlot) -> torch.Tensor:
         """A copy of one parameter's fp32 master."""
+        self.sync_high()
         high = self.view(self.high, slot)
         if self.low is None:
             return high.detach().clone()
@@ -237,6 +240,7 @@ class PartStorage:
         Only where the master does not lie in the working weight itself. Temporary memory is
         bounded, whatever the parameter's size.
         """
+        self.sync_high()
         high = self.high[slot.offset : slot.end]
         low = None if self.low is None else self.low[slot.offset : slot.end]
         flat = value.detach().reshape(-1)
@@ -252,9 +256,22 @@ class PartStorage:
             else:
                 high[chunk], low[chunk] = split(single)
 
+    def sync_high(self) -> None:
+        """Copy the weights over their mirror on the host, where the device updated them last."""
+        if self.high_is_stale:
+            self.high.copy_(self.weights)
+            self.high_is_stale = False
+
     def close(self) -> None:
         """Let go of all memory; the weights live on while parameters view them."""
         arenas = [*self._state.arenas, self._weights, self._gradient, self.spare]
         for arena in arenas:
             if arena is not None:
                 arena.close()
+
+
+def state_item_bytes(part: PartStorage) -> int:
+    """Bytes per element of a part's state that a visit to the device moves each way."""
+    if part.low is not None:
+        return 10
+    return 12 if part.master is MasterLayout.WHOLE else 8

@@ -16,7 +16,6 @@ import torch
 from forebay.engine.executor import UpdateOrder
 from forebay.engine.options import OverflowCheck
 from forebay.optim.clip import global_norm, gradient_scale
-from forebay.plan.placement import UpdatePlace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -83,6 +82,7 @@ class Stepper:
         make_ready: Callable[[int], None],
     ) -> None:
         self._collector = collector
+        self._units = collector.units
         self._executor = executor
         self._rule = rule
         self._loss_scale = options.loss_scale
@@ -130,6 +130,7 @@ class Stepper:
         present = collector.present()
         if agreement.first_bad is not None and self._overflow is OverflowCheck.SKIP:
             outcome = self._skip(agreement)
+            self._executor.drop_staged()
         else:
             order = self._capture(groups, present, agreement, clip_norm)
             self._apply(present, order)
@@ -181,8 +182,8 @@ class Stepper:
             refresh_master(record)
         for record in present:
             record.step += 1
+        updated = [r for r in present if self._units[r.unit].updates_on_device]
         self._executor.update_all(self._collector.program, order)
-        updated = [r for r in present if r.part.update is UpdatePlace.DEVICE]
         torch.autograd.graph.increment_version([r.param for r in updated])
         for record in updated:
             record.version = record.param._version

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from forebay.errors import PendingWeightError, TransferError
+from forebay.plan.placement import UpdatePlace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from forebay.accelerators.base import Accelerator
     from forebay.engine.part import PartStorage
     from forebay.engine.record import ParamRecord
+    from forebay.engine.streamer import StagedPart
     from forebay.plan.placement import UnitPlacement
 
 __all__ = ["NanSource", "Unit", "WeightState"]
@@ -75,6 +77,7 @@ class Unit:
         records: Its parameters, all parts.
         remaining: Parameters whose firings in the present backward are still expected.
         departed: Whether its gradient of the present backward has left.
+        staging: Its state on the device, during a visit.
         eager: Whether `step()` waits for its weights, since no hook would.
     """
 
@@ -94,9 +97,15 @@ class Unit:
         self.remaining = 0
         self.departed = False
         self.eager = False
+        self.staging: list[StagedPart] | None = None
         self.state = WeightState.READY
         self._arrivals: list[Any] = []
         self._swapped: list[ParamRecord] = []
+
+    @property
+    def updates_on_device(self) -> bool:
+        """Whether this window's gradient stays on the device, as far as known now."""
+        return self.placement.update is UpdatePlace.DEVICE or self.staging is not None
 
     def bind(self) -> None:
         """Move the parameters' values into the unit's memory, one parameter at a time."""

@@ -28,7 +28,8 @@ PIECE_BYTES = 8 << 20
 # One slot is filled while another is added and a third waits; one more hides jitter.
 RING_SLOTS = 4
 
-_BULK_PRIORITY = 1 << 20
+# After every waited-for weight.
+_BULK_PRIORITY = 1 << 30
 
 
 def wait(ticket: Any, what: str) -> None:
@@ -64,6 +65,7 @@ class Lanes:
         fault: FaultScript | None = None,
     ) -> None:
         self.core = core
+        self.accelerator = accelerator
         self.pool = core.Pool(cores.threads, list(cores.cpus))
         shuffle = -1 if fault is None else fault.seed
         engines = []
@@ -119,6 +121,15 @@ class Lanes:
         ticket = self.down.copy(plan, _BULK_PRIORITY, list(after), None, event)
         return ticket, sum(span[2] for span in spans)
 
+    def fetch(
+        self, spans: Sequence[tuple[int, int, int]], *, event: int, after: Sequence[Any]
+    ) -> Any:
+        """Copy (destination, source, bytes) spans to the device, after waited-for weights."""
+        plan = self.core.CopyPlan(PIECE_BYTES)
+        for destination, source, nbytes in spans:
+            plan.append(destination, source, nbytes)
+        return self.up.copy(plan, _BULK_PRIORITY, list(after), None, event)
+
     def fold_down(
         self,
         spans: Sequence[tuple[int, int, int]],
@@ -135,7 +146,7 @@ class Lanes:
 
     def publish(self, plan: Any, *, after: Any, event: int) -> Any:
         """Copy new weights up, each piece as soon as the same piece of `after` is done."""
-        self._publish_order += 1
+        self._publish_order = (self._publish_order + 1) % _BULK_PRIORITY
         return self.up.copy(plan, self._publish_order, [], after, event)
 
     def drain(self) -> None:

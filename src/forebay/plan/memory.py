@@ -28,7 +28,7 @@ def part_bytes(
     item, n = ITEM_BYTES[part.dtype], part.elements
     master = placement.master_layout(part.dtype)
     sizes: dict[tuple[str, str], int] = {("device", "lp_params"): item * n}
-    if update is UpdatePlace.HOST:
+    if update is not UpdatePlace.DEVICE:
         sizes["host", "hp_params"] = 4 * n
         sizes["host", "optim_states"] = _MOMENT_BYTES * n
         if placement.accumulation is Accumulation.SINGLE:

@@ -29,6 +29,9 @@ class UpdatePlace(Enum):
     """State in host memory, updated by the native pass; gradients go down, weights come up."""
     DEVICE = "device"
     """State in device memory, updated there; nothing crosses the link."""
+    STREAMED = "streamed"
+    """State in host memory; it comes up during backward, is updated on the device and goes back
+    during the next forward. Where the device has no room at that time, as `HOST`."""
 
 
 class Accumulation(Enum):
@@ -85,6 +88,11 @@ class Placement:
     backwards_per_update: int = 1
     bf16_master: SixteenBitMaster = SixteenBitMaster.SPLIT
     piece_elements: int = 4 << 20  # 8 MiB of bf16: a link's bandwidth saturates from there on
+
+    def streamed_item_bytes(self, dtype: str) -> int:
+        """Bytes per parameter that a streamed unit moves each way; 10 with split masters."""
+        extra = {MasterLayout.WEIGHT: 0, MasterLayout.SPLIT: 2, MasterLayout.WHOLE: 4}
+        return 8 + extra[self.master_layout(dtype)]
 
     def master_layout(self, dtype: str) -> MasterLayout:
         """The layout of masters behind weights of `dtype`."""

@@ -46,6 +46,12 @@ class OpKind(Enum):
     """Update a unit's masters, moments and weights."""
     PUBLISH = "publish"
     """Bring a unit's new weights to the device."""
+    FETCH = "fetch"
+    """Bring a streamed unit's state to the device, when there is room."""
+    KEEP = "keep"
+    """Keep a streamed unit's gradient on the device, or land it when its state found no room."""
+    WRITE_BACK = "write_back"
+    """Send a streamed unit's updated state home (or publish, when the host updated it)."""
 
 
 class TriggerKind(Enum):
@@ -53,6 +59,8 @@ class TriggerKind(Enum):
 
     GRADIENT = "gradient"
     """A unit's gradient of the present backward is complete."""
+    BACKWARD = "backward"
+    """The window's last backward begins."""
     STEP = "step"
     """The optimizer's step."""
 
@@ -131,6 +139,13 @@ def _unit_bytes(unit: UnitPlacement, item_bytes: int | None = None) -> int:
     )
 
 
+def _state_bytes(unit: UnitPlacement, placement: Placement) -> int:
+    """Bytes that a streamed unit's state moves each way, padding included."""
+    return sum(
+        placement.streamed_item_bytes(part.dtype) * part.elements for part in unit.layout.parts
+    )
+
+
 class _Builder:
     def __init__(self) -> None:
         self.ops: list[Op] = []
@@ -161,6 +176,18 @@ def _gradient_ops(builder: _Builder, unit: UnitPlacement, placement: Placement) 
     norm = builder.add(Op(kind=OpKind.NORM, lane=Lane.COMPUTE, unit=index, trigger=trigger))
     if unit.update is UpdatePlace.DEVICE:
         return norm, norm
+    if unit.update is UpdatePlace.STREAMED:
+        fetch = Op(
+            kind=OpKind.FETCH,
+            lane=Lane.UP,
+            unit=index,
+            nbytes=_state_bytes(unit, placement),
+            trigger=Trigger(TriggerKind.BACKWARD),
+        )
+        fetched = builder.add(fetch)
+        kept = Op(kind=OpKind.KEEP, lane=Lane.COMPUTE, unit=index, after=(norm,), trigger=trigger)
+        builder.add(kept)
+        return norm, fetched
     item = 4 if placement.accumulation is Accumulation.DEVICE_SUM else None
     land = Op(
         kind=OpKind.LAND,
@@ -204,6 +231,16 @@ def build_program(placement: Placement, *, order: Sequence[int]) -> Program:
             trigger=step,
         )
         updated = builder.add(update)
+        if unit.update is UpdatePlace.STREAMED:
+            home = Op(
+                kind=OpKind.WRITE_BACK,
+                lane=Lane.DOWN,
+                unit=index,
+                nbytes=_state_bytes(unit, placement),
+                after=(updated,),
+                trigger=step,
+            )
+            builder.add(home)
         if on_host:
             publish = Op(
                 kind=OpKind.PUBLISH,

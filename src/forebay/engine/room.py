@@ -1,0 +1,53 @@
+"""How much device memory staging may take at this moment.
+
+Activations come first: staging lives in what they leave free, under the largest use that the
+process has had at once, so that a longer sequence never meets memory that we filled.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from forebay.tiers.ledger import Role, Tier
+
+if TYPE_CHECKING:
+    from forebay.tiers.ledger import Ledger
+
+__all__ = ["DeviceRoom"]
+
+
+class DeviceRoom:
+    """Free bytes for staging.
+
+    Args:
+        device: The device.
+        ledger: Its budget bounds what is placed, staging included.
+        staging_bytes: Upper bound on staging; None for what the activations leave free.
+    """
+
+    def __init__(
+        self, device: torch.device, *, ledger: Ledger, staging_bytes: int | None = None
+    ) -> None:
+        self._device = device
+        self._ledger = ledger
+        self._staging = staging_bytes
+        self._peak = 0
+
+    def observe(self) -> None:
+        """Note the largest use so far; called at every step."""
+        if self._device.type == "cuda":
+            self._peak = torch.cuda.max_memory_allocated(self._device)
+
+    def free_bytes(self) -> int:
+        """Bytes that may be staged now."""
+        bounds = []
+        if self._staging is not None:
+            bounds.append(self._staging - self._ledger.bytes(Tier.DEVICE, Role.STAGING))
+        budget = self._ledger.budget(Tier.DEVICE)
+        if budget is not None:
+            bounds.append(budget - self._ledger.bytes(Tier.DEVICE))
+        if self._device.type == "cuda":
+            bounds.append(self._peak - torch.cuda.memory_allocated(self._device))
+        return min(bounds, default=1 << 62)

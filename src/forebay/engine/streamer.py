@@ -1,0 +1,180 @@
+"""State that visits the device: up during backward, updated there, back during the next forward.
+
+Uploads need no clip factor, so they start while backward still runs, in whatever device memory
+the activations have left free. A unit for which there is no room is updated on the host instead,
+with the same bits. This file moves state; gradients and weights are the executor's.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from forebay.engine.part import state_item_bytes
+from forebay.optim.flat_state import FlatState
+from forebay.plan.placement import MasterLayout
+from forebay.tiers.ledger import Role, Tier
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from forebay.accelerators.base import Accelerator
+    from forebay.engine.part import PartStorage
+    from forebay.engine.room import DeviceRoom
+    from forebay.engine.unit import Unit
+    from forebay.links.lanes import Lanes
+    from forebay.tiers.ledger import Ledger
+
+__all__ = ["StagedPart", "Streamer"]
+
+
+class StagedPart:
+    """One part's state on the device, for one step.
+
+    Attributes:
+        block: The memory; everything else views it.
+        exp_avg: fp32 first moment.
+        exp_avg_sq: fp32 second moment.
+        low: int16 low half (split masters).
+        master: fp32 master (whole masters of 16-bit weights).
+        ticket: The upload.
+    """
+
+    def __init__(self, part: PartStorage, block: torch.Tensor) -> None:
+        n = part.layout.elements
+        self.block = block
+        self.ticket: Any = None
+        self.exp_avg = block[: 4 * n].view(torch.float32)
+        self.exp_avg_sq = block[4 * n : 8 * n].view(torch.float32)
+        self.low = block[8 * n : 10 * n].view(torch.int16) if part.low is not None else None
+        whole = part.master is MasterLayout.WHOLE
+        self.master = block[8 * n : 12 * n].view(torch.float32) if whole else None
+
+    def pairs(self, part: PartStorage) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """(host, device) tensors of each role that travels."""
+        pairs = [(part.exp_avg, self.exp_avg), (part.exp_avg_sq, self.exp_avg_sq)]
+        if self.low is not None and part.low is not None:
+            pairs.append((part.low, self.low))
+        if self.master is not None:
+            pairs.append((part.high, self.master))
+        return pairs
+
+    def state(self, part: PartStorage) -> FlatState:
+        """What the device updates: staged moments and master, the weights in place."""
+        whole = self.master is not None
+        return FlatState(
+            high=part.weights if self.master is None else self.master,
+            low=self.low,
+            exp_avg=self.exp_avg,
+            exp_avg_sq=self.exp_avg_sq,
+            out=part.weights if whole else None,
+            segments=tuple((slot.offset, slot.elements) for slot in part.layout.slots),
+        )
+
+
+class Streamer:
+    """Brings state up while there is room, and back after its update.
+
+    Args:
+        lanes: The link.
+        accelerator: The device.
+        ledger: Where staging is counted.
+        room: How much staging may be taken now.
+    """
+
+    def __init__(
+        self, *, lanes: Lanes, accelerator: Accelerator, ledger: Ledger, room: DeviceRoom
+    ) -> None:
+        self._lanes = lanes
+        self._accelerator = accelerator
+        self._ledger = ledger
+        self._room = room
+        self._waiting: deque[Unit] = deque()
+        self._staged: list[Unit] = []
+        self._leaving: list[Any] = []
+
+    def begin(self, units: Iterable[Unit]) -> None:
+        """A window's last backward begins: these units' state may come up, in this order."""
+        self._waiting = deque(unit for unit in units if unit.staging is None)
+
+    def pump(self) -> int:
+        """Bring up what fits now; returns the bytes enqueued."""
+        moved = 0
+        while self._waiting:
+            unit = self._waiting[0]
+            if unit.departed:  # its gradient has landed already: the host updates it
+                self._waiting.popleft()
+                continue
+            need = sum(state_item_bytes(p) * p.layout.elements for p in unit.parts)
+            if self._room.free_bytes() < need:
+                break
+            self._waiting.popleft()
+            moved += self._fetch(unit)
+        return moved
+
+    def _fetch(self, unit: Unit) -> int:
+        staging, moved = [], 0
+        for part in unit.parts:
+            nbytes = state_item_bytes(part) * part.layout.elements
+            reservation = self._ledger.reserve(
+                Tier.DEVICE, Role.STAGING, nbytes, what=f"state of unit {unit.name} on its visit"
+            )
+            block = torch.empty(nbytes, dtype=torch.uint8, device=self._accelerator.device)
+            weakref.finalize(block, reservation.release).atexit = False
+            staged = StagedPart(part, block)
+            # The allocator may hand out memory that enqueued kernels still use: the copy waits.
+            event = self._accelerator.record_event()
+            spans = [
+                (there.data_ptr(), here.data_ptr(), here.numel() * here.element_size())
+                for here, there in staged.pairs(part)
+            ]
+            after = [] if part.ticket is None else [part.ticket]
+            ticket = self._lanes.fetch(spans, after=after, event=event.handle)
+            staged.ticket = part.ticket = self._lanes.hold(ticket, block, event)
+            staging.append(staged)
+            moved += nbytes
+        unit.staging = staging
+        self._staged.append(unit)
+        return moved
+
+    def await_state(self, unit: Unit) -> list[StagedPart]:
+        """Order the compute stream after the arrival of a unit's state."""
+        assert unit.staging is not None
+        for staged in unit.staging:
+            self._accelerator.wait_for(staged.ticket)
+        return unit.staging
+
+    def write_back(self, unit: Unit) -> int:
+        """Send a unit's updated state home; returns the bytes enqueued."""
+        assert unit.staging is not None
+        moved = 0
+        for part, staged in zip(unit.parts, unit.staging, strict=True):
+            event = self._accelerator.record_event()
+            spans = [
+                (here.data_ptr(), there.data_ptr(), here.numel() * here.element_size())
+                for here, there in staged.pairs(part)
+            ]
+            ticket, nbytes = self._lanes.land(spans, event=event.handle, after=[staged.ticket])
+            part.ticket = self._lanes.hold(ticket, staged.block, event)
+            self._leaving.append(ticket)
+            part.high_is_stale = part.master is not MasterLayout.WHOLE
+            moved += nbytes
+        unit.staging = None
+        return moved
+
+    def settle(self) -> None:
+        """Wait until all write-backs are done, so that their device memory is free again."""
+        leaving, self._leaving = self._leaving, []
+        for ticket in leaving:
+            ticket.wait()
+        self._lanes.reap()
+
+    def drop(self) -> None:
+        """The step was skipped or its window discarded: forget what came up."""
+        for unit in self._staged:
+            unit.staging = None
+        self._staged.clear()
+        self._waiting.clear()
