@@ -104,6 +104,7 @@ class Executor:
         self._streamer.begin(
             self._units[op.unit] for op in reversed(fetches) if op.unit is not None
         )
+        self.traffic[Lane.UP] += self._streamer.pump()
 
     def update_all(self, program: Program, order: UpdateOrder) -> None:
         """Run the updates of a step, in the program's order, those on the host first."""
