@@ -9,7 +9,8 @@ peak host memory, losses.
 
 Variants: `floor` (forward and backward alone), `none` (bf16 weights, fp32 masters and moments on
 the device, plain PyTorch), `host` (forebay, state on the host), `host_sync` (the same, not
-deferred), `device` (forebay, state on the device).
+deferred), `device` (forebay, state on the device), `mix+R+S` (the first share R of the parameters
+resident on the device, the next share S streamed, the rest on the host).
 """
 
 from __future__ import annotations
@@ -99,9 +100,27 @@ class Forebay:
         from forebay.plan import UpdatePlace
 
         source = torch.optim.AdamW(model.parameters(), lr=1e-5, weight_decay=0.01)
+        name, _, numbers = variant.partition("+")
+        resident, streamed = (
+            ([float(n) for n in numbers.split("+")] + [0.0, 0.0])[:2] if (numbers) else (0.0, 0.0)
+        )
+
+        def places(spec):
+            chosen, total, used = [], sum(u.elements for u in spec.units), 0
+            for unit in spec.units:
+                used += unit.elements
+                if used <= resident * total:
+                    chosen.append(UpdatePlace.DEVICE)
+                elif used <= (resident + streamed) * total:
+                    chosen.append(UpdatePlace.STREAMED)
+                else:
+                    chosen.append(UpdatePlace.HOST)
+            return chosen
+
         options = EngineOptions(
             clip_norm=args.clip,
             update=UpdatePlace.DEVICE if variant == "device" else UpdatePlace.HOST,
+            places=places if name == "mix" else None,
             timing=Timing.SYNCHRONOUS if variant == "host_sync" else Timing.DEFERRED,
             backwards=args.accum,
             threads=args.threads,
