@@ -14,6 +14,7 @@
 PYTHON ?=
 VENV ?= .venv
 PYTEST_ARGS ?=
+DEMO_ARGS ?=
 export PYTHON
 
 BIN := $(VENV)/bin
@@ -41,7 +42,7 @@ $(DOCS): $(DEPS)
 	@touch $@
 
 demo: $(READY)
-	@$(BIN)/forebay train --help >/dev/null
+	@$(BIN)/python examples/demo.py --output runs/demo $(DEMO_ARGS)
 
 test: $(READY)
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)

@@ -81,7 +81,9 @@ def _parameter(parameter: inspect.Parameter, hint: object) -> Parameter | None:
     if isinstance(info, ArgumentInfo):
         names = (info.metavar or parameter.name).upper()
     else:
-        declared = [name for name in info.param_decls or () if name.startswith("-")]
+        # Inside Annotated the first name given takes the place of typer's `default`.
+        given = [info.default, *(info.param_decls or ())]
+        declared = [name for name in given if isinstance(name, str) and name.startswith("-")]
         names = ", ".join(declared or ["--" + parameter.name.replace("_", "-")])
     words = " ".join((info.help or "").split()).replace("|", "\\|")
     return Parameter(names=names, kind=_kind(hint), default=_default(default), words=words)

@@ -30,7 +30,7 @@ from forebay.errors import (
 )
 
 if TYPE_CHECKING:
-    from forebay.compat.api import initialize
+    from forebay.compat.api import add_config_arguments, init_distributed, initialize
     from forebay.engine.offload import offload
 
     __version__: str
@@ -47,12 +47,16 @@ __all__ = [
     "TransferError",
     "UnsupportedError",
     "__version__",
+    "add_config_arguments",
+    "init_distributed",
     "initialize",
     "offload",
 ]
 
 # Where each name that needs torch lives.
 _LAZY = {
+    "add_config_arguments": "forebay.compat.api",
+    "init_distributed": "forebay.compat.api",
     "initialize": "forebay.compat.api",
     "offload": "forebay.engine.offload",
 }
