@@ -1,6 +1,7 @@
 #include "forebay/copy_plan.h"
 
 #include <algorithm>
+#include <atomic>
 #include <stdexcept>
 #include <string>
 
@@ -33,6 +34,8 @@ CopyPieces& CopyPlan::own_pieces() {
     if (pieces_.use_count() > 1) {
         pieces_ = std::make_shared<CopyPieces>(*pieces_);
     }
+    // A lane that has just let go of its snapshot read it before this thread writes.
+    std::atomic_thread_fence(std::memory_order_acquire);
     return *pieces_;
 }
 

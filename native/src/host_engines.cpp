@@ -78,7 +78,11 @@ struct ScriptedEngine::Delayed {
 class ScriptedEngine::Timer {
 public:
     Timer(CopyEnginePtr inner, Script script)
-        : inner_(std::move(inner)), script_(std::move(script)), random_(script_.seed) {}
+        : inner_(std::move(inner)), script_(std::move(script)), random_(script_.seed) {
+        if (script_.fail_text.empty()) {
+            throw std::invalid_argument("a scripted failure needs a text");
+        }
+    }
 
     std::shared_ptr<Fence> add(Stream stream, const std::vector<CopySpan>& spans) {
         auto fence = std::make_shared<ScriptedFence>();

@@ -11,8 +11,12 @@
 #define FOREBAY_LEVEL "avx2"
 #define FOREBAY_F16C 1
 
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,f16c"))), apply_to = function)
+#else
 #pragma GCC push_options
 #pragma GCC target("avx2,f16c")
+#endif
 
 namespace forebay {
 
@@ -20,7 +24,11 @@ namespace forebay {
 
 }  // namespace forebay
 
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
 #pragma GCC pop_options
+#endif
 
 namespace forebay {
 

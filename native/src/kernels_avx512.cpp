@@ -11,8 +11,13 @@
 #define FOREBAY_LEVEL "avx512"
 #define FOREBAY_F16C 1
 
+#if defined(__clang__)
+#pragma clang attribute push( \
+    __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,f16c"))), apply_to = function)
+#else
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx2,f16c,prefer-vector-width=512")
+#endif
 
 namespace forebay {
 
@@ -20,7 +25,11 @@ namespace forebay {
 
 }  // namespace forebay
 
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
 #pragma GCC pop_options
+#endif
 
 namespace forebay {
 

@@ -6,6 +6,15 @@
 #include <utility>
 
 namespace forebay {
+namespace {
+
+// Never empty: an empty text would read as no failure.
+std::string reason(const std::exception& error) {
+    const std::string text = error.what();
+    return text.empty() ? "the copy engine failed without a reason" : text;
+}
+
+}  // namespace
 
 Lane::Lane(CopyEnginePtr engine, LinkOptions options)
     : engine_(std::move(engine)),
@@ -56,7 +65,7 @@ void Lane::run() {
     try {
         engine_->enter_lane();
     } catch (const std::exception& error) {
-        broken_ = error.what();
+        broken_ = reason(error);
     }
     Lock lock(mutex_);
     while (true) {
@@ -135,7 +144,7 @@ void Lane::issue(Lock& lock, const JobPtr& job, std::size_t slot) {
             fence = engine_->submit(options_.stream, (*job->pieces)[piece]);
         }
     } catch (const std::exception& error) {
-        failure = error.what();
+        failure = reason(error);
     }
     if (failure.empty()) {
         job->ticket->mark_issued(job->fold ? nullptr : fence);
@@ -167,7 +176,7 @@ void Lane::land_oldest(Lock& lock) {
             flight.job->ticket->mark_done(flight.piece);
         }
     } catch (const std::exception& error) {
-        failure = error.what();
+        failure = reason(error);
         if (flight.job->fold) {
             flight.job->fold->ring->release(flight.slot);
         }

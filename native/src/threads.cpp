@@ -45,7 +45,7 @@ void OwnThread::prepare_thread(const std::string& name) {
     // Power-on value of MXCSR: all exceptions masked, nearest even, no flush to zero.
     _mm_setcsr(0x1f80);
 #elif defined(__aarch64__)
-    __builtin_aarch64_set_fpcr(0);
+    asm volatile("msr fpcr, %0" : : "r"(0UL));  // likewise
 #endif
 }
 

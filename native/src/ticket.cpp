@@ -119,7 +119,7 @@ void Ticket::finish(std::vector<double> results) {
 void Ticket::fail(std::string_view text) {
     {
         const std::lock_guard lock(mutex_);
-        failure_ = text;
+        failure_ = text.empty() ? "failed without a reason" : text;
     }
     end(State::failed);
 }

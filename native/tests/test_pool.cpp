@@ -61,7 +61,7 @@ TEST(narrowing_over_the_gradient_equals_narrowing_apart) {
     }
 }
 
-TEST(dependants_run_after_their_predecessors) {
+TEST(dependents_run_after_their_predecessors) {
     Pool pool(best(), 3, {});
     std::vector<float> sum(100'000);
     std::vector<float> ones(100'000, 1.0F);
@@ -107,21 +107,21 @@ TEST(closing_fails_what_is_left_and_tickets_outlive_the_pool) {
     const std::vector<FoldSpan> spans = {{address_of(sum.data()), address_of(sum.data()), 1000}};
     auto gate = std::make_shared<Ticket>(1);
     TicketPtr waiting;
-    TicketPtr dependant;
+    TicketPtr dependent;
     {
         Pool pool(best(), 2, {});
         waiting = pool.fold(spans, DType::float32, true, {gate});
-        dependant = pool.fold(spans, DType::float32, true, {waiting});
+        dependent = pool.fold(spans, DType::float32, true, {waiting});
         for (int i = 0; i < 10; ++i) {
             pool.square_sums({{address_of(sum.data()), sum.size()}}, DType::float32, {});
         }
     }
     CHECK(fails(waiting, "closed"));
-    CHECK(fails(dependant, "closed"));
+    CHECK(fails(dependent, "closed"));
     gate->finish();  // wakes nobody
 }
 
-TEST(failures_poison_dependants) {
+TEST(failures_poison_dependents) {
     Pool pool(best(), 2, {});
     auto gate = std::make_shared<Ticket>(1);
     TestPart part(100);

@@ -19,9 +19,11 @@ ITEM = {"float32": 4, "bfloat16": 2, "float16": 2}
 SIZES = [0, 1, 2, 7, 15, 16, 17, 67, 199, 1023, 1024, 1025, 4095, 4096, 4097, 70001]
 
 SPECIAL = np.array(
-    [0.0, -0.0, 1e-45, -1e-45, 1.1754942e-38, 1e-40, 3.4028235e38, -3.4028235e38, 1.0, -1.0]
-    + [65504.0, 65519.9, 65520.0, 6.1e-5, 5.96e-8, 2.98e-8, 2.980233e-8, 1e-7, 1.00390625]
-    + [np.inf, -np.inf, np.nan],
+    [
+        *(0.0, -0.0, 1e-45, -1e-45, 1.1754942e-38, 1e-40, 3.4028235e38, -3.4028235e38, 1.0, -1.0),
+        *(65504.0, 65519.9, 65520.0, 6.1e-5, 5.96e-8, 2.98e-8, 2.980233e-8, 1e-7, 1.00390625),
+        *(np.inf, -np.inf, np.nan),
+    ],
     dtype=F32,
 )
 
@@ -232,7 +234,9 @@ class Part:
                 continue
             here = slice(offset, offset + count)
             numbers = self.numbers[hyper]
-            p[here], m[here], v[here] = adam(p[here], m[here], v[here], g[here], numbers, self.scale)
+            p[here], m[here], v[here] = adam(
+                p[here], m[here], v[here], g[here], numbers, self.scale
+            )
             present[here] = True
         return p, m, v, present
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from unit.native_cases import (
     address,
     canonical,
@@ -18,9 +19,11 @@ from unit.native_cases import (
 def _patterns() -> np.ndarray:
     """fp32 values of every sign and exponent, with mantissas around fp16 and bf16 ties."""
     mantissas = np.array(
-        [0, 1, 0xFFF, 0x1000, 0x1001, 0x1FFF, 0x2000, 0x2FFF, 0x3000, 0x3001, 0x7FFF, 0x8000]
-        + [0x8001, 0xFFFF, 0x10000, 0x17FFF, 0x18000, 0x400000, 0x7FEFFF, 0x7FF000, 0x7F7FFF]
-        + [0x7F8000, 0x7FFFFF],
+        [
+            *(0, 1, 0xFFF, 0x1000, 0x1001, 0x1FFF, 0x2000, 0x2FFF, 0x3000, 0x3001, 0x7FFF, 0x8000),
+            *(0x8001, 0xFFFF, 0x10000, 0x17FFF, 0x18000, 0x400000, 0x7FEFFF, 0x7FF000, 0x7F7FFF),
+            *(0x7F8000, 0x7FFFFF),
+        ],
         dtype=np.uint32,
     )
     exponents = np.arange(512, dtype=np.uint32) << 23

@@ -7,6 +7,7 @@ import inspect
 import sys
 
 import pytest
+
 from forebay import native as door
 from forebay.errors import ForebayWarning
 

@@ -11,6 +11,7 @@ import time
 
 import numpy as np
 import pytest
+
 from unit.native_cases import Part, address
 
 
@@ -51,7 +52,7 @@ def test_failures_poison_what_depends_on_them(core, pool):
     memory = np.zeros(1000, np.float32)
     ring = core.StagingRing(address(memory), 400, 2)
     fold = [(address(memory), address(memory), 10)]
-    dependants = [
+    dependents = [
         update,
         pool.fold(fold, "float32", False, [failed]),
         pool.square_sums([(address(memory), 10)], "float32", [failed]),
@@ -59,7 +60,7 @@ def test_failures_poison_what_depends_on_them(core, pool):
         other.copy(plan, 0, [], failed),
         other.copy_fold(pool, fold, "float32", False, ring, 0, [failed]),
     ]
-    for ticket in dependants:
+    for ticket in dependents:
         with pytest.raises(RuntimeError, match="disk on fire"):
             ticket.wait(30)
     assert part.digest() == before, keep

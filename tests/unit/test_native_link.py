@@ -7,6 +7,7 @@ import time
 
 import numpy as np
 import pytest
+
 from unit.native_cases import Part, address, canonical, narrow, random_state, to_bf16, widen
 
 
@@ -189,9 +190,7 @@ def test_reordered_jobs_bring_the_same_bytes(native, shuffle_seed):
     link = native.Link(engine, max_in_flight=3, shuffle_seed=shuffle_seed)
     sources = [np.full(5000, i, np.uint8) for i in range(10)]
     targets = [np.zeros_like(s) for s in sources]
-    tickets = [
-        link.copy(_plan(native, t, s, 700)) for s, t in zip(sources, targets, strict=True)
-    ]
+    tickets = [link.copy(_plan(native, t, s, 700)) for s, t in zip(sources, targets, strict=True)]
     assert all(ticket.wait(30) for ticket in tickets)
     assert np.array_equal(np.stack(sources), np.stack(targets))
     link.close()
@@ -203,7 +202,7 @@ def test_too_short_a_predecessor_is_refused(native):
     source, target = np.ones(1000, np.uint8), np.zeros(1000, np.uint8)
     slow = gate.copy(_plan(native, target, source, 500))
     link = native.Link(native.MemcpyEngine())
-    with pytest.raises(ValueError, match="3 pieces.*2"):
+    with pytest.raises(ValueError, match=r"3 pieces.*2"):
         link.copy(_plan(native, target, source, 400), piecewise=slow)
     for closing in (gate, link, pool):
         closing.close()

@@ -6,6 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
+
 from unit.native_cases import SIZES, Numbers, Part, address, canonical, check_update, narrow
 
 DTYPES = ["float32", "bfloat16", "float16"]

@@ -6,7 +6,20 @@ import ctypes
 
 import torch
 
-__all__ = ["DTYPES", "convert", "join", "load", "split", "store", "view"]
+__all__ = [
+    "DTYPES",
+    "check_address",
+    "convert",
+    "dtype_of",
+    "high_half",
+    "join",
+    "join_values",
+    "load",
+    "split",
+    "split_values",
+    "store",
+    "view",
+]
 
 DTYPES = {
     "float32": torch.float32,
