@@ -63,8 +63,10 @@ class DeepSpeedCPUAdam(torch.optim.Adam):
             betas=betas,
             eps=eps,
             weight_decay=weight_decay,
-            decoupled_weight_decay=adamw_mode,
         )
+        # torch says so in the groups too, but its Adam takes the argument from torch 2.7 on only
+        for group in self.param_groups:
+            group["decoupled_weight_decay"] = adamw_mode
         self.adamw_mode = adamw_mode
 
 

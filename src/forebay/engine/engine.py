@@ -22,7 +22,7 @@ from forebay.engine.build import (
 )
 from forebay.engine.collector import Collector
 from forebay.engine.executor import Executor
-from forebay.engine.hooks import ModuleHooks
+from forebay.engine.hooks import HookActions, ModuleHooks
 from forebay.engine.options import EngineOptions, Timing
 from forebay.engine.part import PartMemory
 from forebay.engine.room import DeviceRoom
@@ -158,9 +158,12 @@ class Engine:
             model,
             units=self.units,
             owners=inspected.owners,
-            make_ready=self._make_ready,
-            on_output=self.collector.window.touch,
-            quiesce=self.quiesce,
+            actions=HookActions(
+                make_ready=self._make_ready,
+                on_output=self.collector.window.touch,
+                quiesce=self.quiesce,
+                settle=self._streamer.settle,
+            ),
         )
         self.collector.attach(self)
         self._by_param = {id(record.param): record for record in self.collector.records}

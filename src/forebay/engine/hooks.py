@@ -11,6 +11,7 @@ of the unit's outermost module; inside it they are silent.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,7 +25,24 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.utils.hooks import RemovableHandle
 
-__all__ = ["ModuleHooks"]
+__all__ = ["HookActions", "ModuleHooks"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HookActions:
+    """What the engine does when a hook fires.
+
+    Attributes:
+        make_ready: Waits for one unit; a no-op when it is ready.
+        on_output: A backward through the root's outputs begins.
+        quiesce: The barrier for readers of `state_dict`.
+        settle: The pass's last unit is about to compute: staging gives its memory back.
+    """
+
+    make_ready: Callable[[Unit], None]
+    on_output: Callable[[], None]
+    quiesce: Callable[[str], None]
+    settle: Callable[[], None]
 
 
 class ModuleHooks:
@@ -34,9 +52,7 @@ class ModuleHooks:
         root: The user's model.
         units: Every unit by index.
         owners: For each parameter index, the modules that hold it.
-        make_ready: Waits for one unit; a no-op when it is ready.
-        on_output: Called at the beginning of a backward through the root's outputs.
-        quiesce: The barrier for readers of `state_dict`.
+        actions: What the hooks do.
     """
 
     def __init__(
@@ -45,15 +61,11 @@ class ModuleHooks:
         *,
         units: Sequence[Unit],
         owners: Sequence[Sequence[nn.Module]],
-        make_ready: Callable[[Unit], None],
-        on_output: Callable[[], None],
-        quiesce: Callable[[str], None],
+        actions: HookActions,
     ) -> None:
         self._root = root
         self._units = units
-        self._make_ready = make_ready
-        self._on_output = on_output
-        self._quiesce = quiesce
+        self._act = actions
         self._pass = 0
         self._seen: dict[int, int] = {}
         self._order: list[int] = []
@@ -130,8 +142,10 @@ class ModuleHooks:
             if self._seen.get(unit.index) != self._pass:
                 self._seen[unit.index] = self._pass
                 self._order.append(unit.index)
+                if unit.index == self.order[-1]:
+                    self._act.settle()
             if unit.state is WeightState.PENDING:
-                self._make_ready(unit)
+                self._act.make_ready(unit)
 
     def _begin_pass(self, _module: nn.Module, _args: Any) -> None:
         if torch.compiler.is_compiling():
@@ -142,7 +156,7 @@ class ModuleHooks:
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _barrier_disabled(self) -> None:
-        self._quiesce("forward of a compiled model")
+        self._act.quiesce("forward of a compiled model")
 
     def _end_pass(self, _module: nn.Module, _args: Any, output: Any) -> None:
         if torch.compiler.is_compiling():
@@ -156,13 +170,13 @@ class ModuleHooks:
                     leaf.register_hook(self._output_hook)
 
     def _output_hook(self, _grad: torch.Tensor) -> None:
-        self._on_output()
+        self._act.on_output()
 
     def _before_state_dict(self, *_args: Any) -> None:
-        self._quiesce("state_dict")
+        self._act.quiesce("state_dict")
 
     def _before_load(self, *_args: Any) -> None:
-        self._quiesce("load_state_dict")
+        self._act.quiesce("load_state_dict")
 
     def learn(self) -> None:
         """After the first backward: wait at an ancestor for weights that are read from outside.

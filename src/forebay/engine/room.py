@@ -21,6 +21,9 @@ __all__ = ["DeviceRoom"]
 class DeviceRoom:
     """Free bytes for staging.
 
+    The first window stages nothing, so that its peak is what forward and backward need alone.
+    Later ones raise the mark only by what they use beside staging.
+
     Args:
         device: The device.
         ledger: Its budget bounds what is placed, staging included.
@@ -33,21 +36,29 @@ class DeviceRoom:
         self._device = device
         self._ledger = ledger
         self._staging = staging_bytes
-        self._peak = 0
+        self._measured = device.type == "cuda"
+        self._peak: int | None = None
+
+    def _staged_bytes(self) -> int:
+        return self._ledger.bytes(Tier.DEVICE, Role.STAGING)
 
     def observe(self) -> None:
-        """Note the largest use so far; called at every step."""
-        if self._device.type == "cuda":
+        """A window has ended; the first one's peak becomes the mark."""
+        if self._measured and self._peak is None:
             self._peak = torch.cuda.max_memory_allocated(self._device)
 
     def free_bytes(self) -> int:
         """Bytes that may be staged now."""
         bounds = []
         if self._staging is not None:
-            bounds.append(self._staging - self._ledger.bytes(Tier.DEVICE, Role.STAGING))
+            bounds.append(self._staging - self._staged_bytes())
         budget = self._ledger.budget(Tier.DEVICE)
         if budget is not None:
             bounds.append(budget - self._ledger.bytes(Tier.DEVICE))
-        if self._device.type == "cuda":
-            bounds.append(self._peak - torch.cuda.memory_allocated(self._device))
+        if self._measured:
+            if self._peak is None:
+                return 0
+            allocated = torch.cuda.memory_allocated(self._device)
+            self._peak = max(self._peak, allocated - self._staged_bytes())
+            bounds.append(self._peak - allocated)
         return min(bounds, default=1 << 62)

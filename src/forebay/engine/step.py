@@ -15,6 +15,7 @@ import torch
 
 from forebay.engine.executor import UpdateOrder
 from forebay.engine.options import OverflowCheck
+from forebay.errors import UnsupportedError
 from forebay.optim.clip import global_norm, gradient_scale
 
 if TYPE_CHECKING:
@@ -172,8 +173,13 @@ class Stepper:
                 hypers.append(self._rule.capture(groups[record.group], record.step + 1))
             hyper_of[record.index] = place[key]
         scale = gradient_scale(agreement.norm, max_norm=clip_norm, divisor=self._divisor)
-        sign = hypers[0].sign if hypers else 1.0
-        return UpdateOrder(hypers, hyper_of, scale * sign)
+        signs = {hyper.sign for hyper in hypers} or {1.0}
+        if len(signs) > 1:
+            raise UnsupportedError(
+                "some parameter groups have maximize=True and others not",
+                hint="negate the loss of one of them instead",
+            )
+        return UpdateOrder(hypers, hyper_of, scale * signs.pop())
 
     def _apply(self, present: Sequence[ParamRecord], order: UpdateOrder) -> None:
         for index in {record.unit for record in present}:

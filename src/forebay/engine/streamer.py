@@ -166,7 +166,12 @@ class Streamer:
         return moved
 
     def settle(self) -> None:
-        """Wait until all write-backs are done, so that their device memory is free again."""
+        """Wait until all write-backs are done, so that their device memory is free again.
+
+        A model's largest activations (the logits) come with its last unit.
+        """
+        if not self._leaving:
+            return
         leaving, self._leaving = self._leaving, []
         for ticket in leaving:
             ticket.wait()
