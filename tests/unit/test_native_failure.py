@@ -122,19 +122,19 @@ def test_closed_things_refuse_work(core):
 
 
 def test_waits_time_out(native):
-    link = native.Link(native.ScriptedEngine(native.MemcpyEngine(), 5, 400_000))
+    link = native.Link(native.ScriptedEngine(native.MemcpyEngine(), 5, 1_000_000))
     plan, *keep = _plan(native, 1000, 1000)
     ticket = link.copy(plan)
     begin = time.perf_counter()
     assert ticket.wait(0.0) is False
     assert ticket.wait(0.01) is False
-    assert time.perf_counter() - begin < 0.3
+    assert time.perf_counter() - begin < 1
     assert ticket.wait(30), keep
     link.close()
 
 
 def test_waits_let_other_threads_run(native):
-    link = native.Link(native.ScriptedEngine(native.MemcpyEngine(), 5, 400_000))
+    link = native.Link(native.ScriptedEngine(native.MemcpyEngine(), 5, 1_000_000))
     plan, *keep = _plan(native, 1000, 1000)
     ticket = link.copy(plan)
     ticks = []
@@ -155,7 +155,7 @@ def test_ctrl_c_ends_a_wait(native):
     begin = time.perf_counter()
     with pytest.raises(KeyboardInterrupt):
         ticket.wait()
-    assert time.perf_counter() - begin < 2, keep
+    assert time.perf_counter() - begin < 5, keep
 
 
 def test_completed_is_done(core):
