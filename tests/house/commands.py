@@ -39,10 +39,14 @@ class Covered(NamedTuple):
 
 
 COMMANDS: dict[str, Run | ContinuousIntegration | Covered] = {
-    "make test": ContinuousIntegration("test"),
     "bash .ci/run": ContinuousIntegration("setup"),
-    "make docs": Covered("tests/house/test_docs.py::test_site_builds"),
     "make check": ContinuousIntegration("lint"),
-    "make slow": Covered("tests/house/test_commands.py::test_targets_exist"),
-    "make wheel": Covered("tests/house/test_wheel.py::test_wheel_is_whole"),
+    "make demo": Covered("tests/cli/test_demo.py::test_demo_in_small"),
+    "make test": ContinuousIntegration("test"),
+    "python tools/cli_reference.py": Covered(
+        "tests/house/test_generated.py::test_command_line_page_is_current"
+    ),
+    "python tools/draw_timeline.py": Covered(
+        "tests/house/test_generated.py::test_step_picture_is_current"
+    ),
 }

@@ -69,10 +69,13 @@ def parse(path: Path) -> ast.Module:
 
 
 def python_functions(path: Path) -> Iterator[Function]:
-    """Yields each function of a Python file, from `def` to its last line."""
+    """Yields each function of a Python file, from `def` to its last line, without docstring."""
     for node in ast.walk(parse(path)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            if ast.get_docstring(node) is not None:
+                words = node.body[0]
+                lines -= (words.end_lineno or words.lineno) - words.lineno + 1
             yield Function(f"{relative(path)}:{node.lineno} {node.name}", lines)
 
 
