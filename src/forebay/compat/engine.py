@@ -94,7 +94,7 @@ class TrainingEngine:
         Raises:
             GradientError: An earlier backward of this window raised.
         """
-        self.core.collector.window.refuse_if_spoiled()
+        self.core.collector.refuse_if_spoiled()
         scaled = loss / self._accumulation if scale_wrt_gas and self._accumulation > 1 else loss
         return self._backward(loss, self.optimizer.scale(scaled), retain_graph=retain_graph)
 
@@ -124,7 +124,7 @@ class TrainingEngine:
             GradientError: No backward ran since the last step, or one raised.
             TransferError: A transfer failed; the engine is closed.
         """
-        self.core.collector.window.refuse_if_spoiled()
+        self.core.collector.refuse_if_spoiled()
         if not self._backward_pending:
             raise GradientError(
                 "step() was called without a backward since the last step()",

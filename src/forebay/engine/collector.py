@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from forebay.engine.record import GradientState
+from forebay.engine.standin import StandIn
 from forebay.engine.unit import WeightState
 from forebay.engine.window import Window
 from forebay.errors import GradientError, PendingWeightError, UnsupportedError
@@ -83,8 +84,13 @@ class Collector:
         self.program = program
         self.accumulation = accumulation
         self.window = Window(
-            expected=expected, on_begin=self._begin_backward, on_end=self._end_backward
+            expected=expected,
+            on_open=self._open_backward,
+            on_begin=self._begin_backward,
+            on_end=self._end_backward,
         )
+        # Parameters whose p.grad the user had put there when the present backward began.
+        self._foreign: set[int] = set()
         self._handles: list[RemovableHandle] = []
 
     def attach(self, engine: Engine) -> None:
@@ -105,22 +111,32 @@ class Collector:
 
     def receive(self, record: ParamRecord, param: torch.Tensor) -> None:
         """One firing of a parameter's AccumulateGrad."""
-        self.window.touch()
+        self.window.count()
         grad = param.grad
         assert grad is not None
-        self._refuse(record, grad)
         if grad is record.standin:
-            addend, record.captured = record.captured, None
+            addend = record.captured
             if addend is None:
                 return
+            self._refuse(record, addend)
+            record.captured = None
+            if not self._sums_at_once(record):
+                addend = addend.clone()  # it is autograd's, which may write into it again
         else:
             # p.grad was None or the user's own tensor: what it holds now is the whole gradient
+            self._refuse(record, grad)
             record.discard()
-            addend = grad
+            addend = grad.clone() if record.index in self._foreign else grad
         param.grad = record.standin
         self._accept(record, addend.detach().contiguous())
 
-    def _refuse(self, record: ParamRecord, grad: torch.Tensor) -> None:
+    def _sums_at_once(self, record: ParamRecord) -> bool:
+        """Whether an addend is added to others on the device before autograd goes on."""
+        unit = self.units[record.unit]
+        more = record.total is not None or bool(record.addends)
+        return more and record.state is GradientState.OPEN and not self._sums_on_host(unit)
+
+    def _refuse(self, record: ParamRecord, addend: torch.Tensor) -> None:
         unit = self.units[record.unit]
         if unit.state is WeightState.PENDING:
             raise PendingWeightError(
@@ -129,16 +145,29 @@ class Collector:
                 hint="call optimizer.synchronize() before using weights outside their module's "
                 "forward, or set forebay.synchronous: true",
             )
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() and torch._C._current_graph_task_id() >= 0:
             raise GradientError(
                 f"backward(create_graph=True) reached {record.label}; gradients of gradients "
                 "cannot leave the device",
                 hint="call backward() without create_graph",
             )
-        if grad.layout is not torch.strided:
+        if isinstance(addend, StandIn):
+            raise GradientError(
+                f"p.grad of {record.label} is what stood in for a gradient of another window",
+                hint="clone() a gradient that is to be put back later",
+            )
+        if addend.layout is not torch.strided:
             raise UnsupportedError(
-                f"{record.label} has a gradient of layout {grad.layout}",
+                f"{record.label} has a gradient of layout {addend.layout}",
                 hint="build the embedding with sparse=False",
+            )
+        home = record.part
+        if addend.dtype is not home.dtype or addend.device != home.weights.device:
+            raise UnsupportedError(
+                f"{record.label} has a gradient in {addend.dtype} on {addend.device}, but was "
+                f"{home.dtype} on {home.weights.device} when forebay took over",
+                hint="convert or move the model before forebay takes over, and leave p.grad_dtype "
+                "as it is",
             )
 
     def _accept(self, record: ParamRecord, addend: torch.Tensor) -> None:
@@ -172,6 +201,33 @@ class Collector:
         is_last = self.window.is_last if last is None else last
         self._executor.gradient_complete(self.program, unit, last=is_last)
 
+    def _open_backward(self) -> None:
+        self._forget_if_cleared()
+        self._foreign = {
+            record.index
+            for record in self.records
+            if record.param.grad is not None and record.param.grad is not record.standin
+        }
+
+    def refuse_if_spoiled(self) -> None:
+        """Raise GradientError when a backward of this window raised."""
+        self._forget_if_cleared()
+        self.window.refuse_if_spoiled()
+
+    def _forget_if_cleared(self) -> None:
+        """Begin a new window where a spoiled one was cleared through `p.grad` alone.
+
+        `model.zero_grad()` does that; the window does not hear of it otherwise.
+        """
+        self.window.bury_dead()
+        held = [record for record in self.records if record.state is not GradientState.ABSENT]
+        cleared = all(record.param.grad is not record.standin for record in held)
+        if self.window.spoiled and held and cleared:
+            boundary = self.window.boundary
+            self.window.reset()
+            self.window.boundary = boundary
+            self._executor.discard()
+
     def _begin_backward(self) -> None:
         for unit in self.units:
             unit.departed = False
@@ -194,28 +250,38 @@ class Collector:
         Raises:
             GradientError: A backward raised, or a gradient was already used by the last step.
         """
+        self._forget_if_cleared()
         self.window.seal()
         for record in self.records:
-            grad = record.param.grad
-            if grad is None:
-                if record.state is not GradientState.ABSENT:
-                    record.discard()
-            elif grad is not record.standin:
-                record.discard()
-                self._refuse(record, grad)
-                record.addends.append(grad.detach().contiguous())
-                record.move(GradientState.OPEN)
-                record.param.grad = record.standin
-                self.units[record.unit].departed = False
-            elif record.state is GradientState.CONSUMED:
-                raise GradientError(
-                    f"step() was called again, but the gradient of {record.label} was used by "
-                    "the last step()",
-                    hint="call zero_grad() after step(), then backward, before the next step()",
-                )
+            self._take_truth(record)
         for unit in self.units:
             if _has_more(unit):
                 self._depart(unit, last=True)
+
+    def _take_truth(self, record: ParamRecord) -> None:
+        grad = record.param.grad
+        if grad is None:
+            if record.state is not GradientState.ABSENT:
+                record.discard()
+        elif grad is not record.standin:
+            self._refuse(record, grad)
+            record.discard()
+            # a copy: the user may write into that tensor while it is still on its way
+            record.addends.append(grad.detach().clone().contiguous())
+            record.move(GradientState.OPEN)
+            record.param.grad = record.standin
+            self.units[record.unit].departed = False
+        elif record.state is GradientState.CONSUMED:
+            raise GradientError(
+                f"step() was called again, but the gradient of {record.label} was used by "
+                "the last step()",
+                hint="call zero_grad() after step(), then backward, before the next step()",
+            )
+        elif record.captured is not None:
+            raise GradientError(
+                f"a hook added to p.grad of {record.label} after its gradient had left",
+                hint="change gradients in p.register_hook(...)",
+            )
 
     def present(self) -> list[ParamRecord]:
         """The parameters that have a gradient, in parameter order."""
@@ -231,6 +297,7 @@ class Collector:
             record.param.grad = None
             record.discard()
         self.window.reset()
+        self._executor.discard()
 
 
 def _has_more(unit: Unit) -> bool:

@@ -125,6 +125,13 @@ class Executor:
         """The step was skipped: what came up goes nowhere."""
         self._streamer.drop()
 
+    def discard(self) -> None:
+        """The window was discarded: let go of what its gradients had started."""
+        self.math.read()
+        self.norm_on_host.clear()
+        self._streamer.drop()
+        self._lanes.reap()
+
     def _run(self, op: Op, unit: Unit) -> None:
         if op.kind is OpKind.NORM:
             self._norm(unit)
@@ -200,6 +207,7 @@ class Executor:
 
     def fold_late(self, unit: Unit, record: ParamRecord, addend: torch.Tensor) -> None:
         """Add an addend to a gradient that has already landed."""
+        self._lanes.reap()
         part = record.part
         if part.gradient_form is GradientForm.NATIVE and part.layout.dtype != "float32":
             members = unit.records_of_part[unit.parts.index(part)]

@@ -9,6 +9,7 @@ import torch
 
 from forebay.engine.standin import StandIn
 from forebay.errors import GradientError
+from forebay.links.lanes import wait
 
 if TYPE_CHECKING:
     from torch import nn
@@ -58,6 +59,8 @@ class ParamRecord:
         firings: Firings in the present backward.
         expected: Firings that the present backward will have, by the last one; a hint.
         captured: The addend that autograd just added into the stand-in.
+        standin: What `p.grad` holds while the gradient is ours; a new one after each discard, so
+            that one kept from an earlier window never shows this window's gradient.
         zeroed: The gradient was set to zero and got no addend since.
         pending: The parameter views NaN until its new weights have arrived.
         master_is_loaded: The master came with a state dict and belongs to weights that may be
@@ -98,19 +101,28 @@ class ParamRecord:
         self.state = state
 
     def add_addend(self, addend: torch.Tensor) -> None:
-        """Autograd (or the user) added into the stand-in."""
+        """Autograd added into the stand-in.
+
+        Raises:
+            GradientError: The gradient is used up, or it was not autograd that added.
+        """
+        if torch._C._current_graph_task_id() < 0 or self.captured is not None:
+            raise GradientError(
+                f"p.grad of {self.label} was added to outside of autograd's own sum, but that "
+                "gradient has left for the host",
+                hint="change gradients in p.register_hook(...), or put a tensor of your own into "
+                "p.grad",
+            )
         if self.state is GradientState.CONSUMED:
             raise GradientError(
                 f"p.grad of {self.label} was used by the last step() and not cleared since",
                 hint="call zero_grad() after step(), before the next backward",
             )
-        if self.captured is not None:
-            raise GradientError(f"two addends for {self.label} arrived without a hook between")
         self.captured = addend
 
     def zero(self) -> None:
         """The gradient is present with value 0."""
-        self.discard()
+        self._forget(GradientState.ABSENT)
         self.zeroed = True
         self.move(GradientState.OPEN)
 
@@ -130,17 +142,32 @@ class ParamRecord:
         return value.to(self.param.device)
 
     def exact(self) -> torch.Tensor:
-        """The gradient so far: the one addend in its own dtype, or the fp32 sum."""
+        """The gradient so far: the one addend in its own dtype, or the fp32 sum.
+
+        Raises:
+            GradientError: There is none any more.
+            TransferError: Its way to the host failed.
+        """
         if self.state in {GradientState.CONSUMED, GradientState.ABSENT}:
             raise GradientError(
                 f"p.grad of {self.label} is gone: the last step() used it",
                 hint="read it before step(), or use optimizer.last_grad_norm for its norm",
             )
+        terms = []
         if self.state is GradientState.LANDED:
             if self.part.ticket is not None:
-                self.part.ticket.wait()
-            return self.part.gradient(self.slot).clone()
-        value = self.device_value()
+                wait(self.part.ticket, f"the way of the gradient of {self.label} to the host")
+            terms.append(self.part.gradient(self.slot).clone())
+        elif self.total is not None:
+            terms.append(self.total)
+        terms += self.addends
+        if self.captured is not None:
+            terms.append(self.captured)
+        if not terms:  # zeroed
+            return torch.zeros(self.slot.shape, dtype=self.part.dtype, device=self.param.device)
+        value = terms[0]
+        for term in terms[1:]:
+            value = value.float() + term.to(value.device)
         return value.reshape(self.slot.shape)
 
     def device_value(self) -> torch.Tensor:
@@ -166,17 +193,42 @@ class ParamRecord:
         self.version = self.param._version
 
     def discard(self) -> None:
-        """Forget the gradient: absent."""
-        self.addends.clear()
-        self.total = None
-        self.captured = None
-        self.zeroed = False
-        self.move(GradientState.ABSENT)
+        """Forget the gradient: absent. Whoever kept its stand-in cannot read it any more."""
+        if self.state is not GradientState.ABSENT:
+            self.standin.owner = _Gone(self.label)
+            self.standin = StandIn(self.part.weight(self.slot), self)
+        self._forget(GradientState.ABSENT)
 
     def consume(self) -> None:
         """The step used (or skipped) the gradient."""
+        self._forget(GradientState.CONSUMED)
+
+    def _forget(self, state: GradientState) -> None:
         self.addends.clear()
         self.total = None
         self.captured = None
         self.zeroed = False
-        self.move(GradientState.CONSUMED)
+        self.move(state)
+
+
+class _Gone:
+    """Owner of a stand-in whose gradient was discarded."""
+
+    def __init__(self, label: str) -> None:
+        self.label = label
+
+    def _refuse(self) -> GradientError:
+        return GradientError(
+            f"this tensor was p.grad of {self.label} in a window that is over",
+            hint="clone() a gradient that is to be kept",
+        )
+
+    def read(self) -> torch.Tensor:
+        raise self._refuse()
+
+    def zero(self) -> None:
+        raise self._refuse()
+
+    def add_addend(self, addend: torch.Tensor) -> None:
+        del addend
+        raise self._refuse()
