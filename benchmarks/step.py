@@ -8,8 +8,8 @@ warm-up steps, and all of them), tokens per second, peak device memory (allocate
 peak host memory, losses.
 
 Variants: `floor` (forward and backward alone), `none` (bf16 weights, fp32 masters and moments on
-the device, plain PyTorch), `host` (forebay, state on the host), `host_sync` (the same, not
-deferred), `device` (forebay, state on the device), `mix+R+S` (the first share R of the parameters
+the device, plain PyTorch), `planned` (forebay, state in host memory, places as planned),
+`host` (all updates on the host), `host_sync` (planned, not deferred), `device` (forebay, state on the device), `mix+R+S` (the first share R of the parameters
 resident on the device, the next share S streamed, the rest on the host).
 """
 
@@ -119,7 +119,7 @@ class Forebay:
 
         options = EngineOptions(
             clip_norm=args.clip,
-            update=UpdatePlace.DEVICE if variant == "device" else UpdatePlace.HOST,
+            update={"device": UpdatePlace.DEVICE, "host": UpdatePlace.HOST}.get(variant),
             places=places if name == "mix" else None,
             timing=Timing.SYNCHRONOUS if variant == "host_sync" else Timing.DEFERRED,
             backwards=args.accum,

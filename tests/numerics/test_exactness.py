@@ -33,7 +33,8 @@ def _every_place_in_turn(spec):
 
 
 PLACES = {
-    "host": EngineOptions(),
+    "planned": EngineOptions(),
+    "host": EngineOptions(update=UpdatePlace.HOST),
     "one_unit": EngineOptions(unit_elements=1 << 30),
     "a_unit_per_parameter": EngineOptions(unit_elements=1),
     "odd_units": EngineOptions(unit_elements=500),

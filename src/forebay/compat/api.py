@@ -127,7 +127,7 @@ def engine_options(
     on_host = config.zero.optimizer_tier == "host"
     return EngineOptions(
         device=device,
-        update=UpdatePlace.HOST if on_host else UpdatePlace.DEVICE,
+        update=None if on_host else UpdatePlace.DEVICE,
         clip_norm=config.clip_norm,
         backwards=config.batch.accumulation_steps,
         unit_elements=config.zero.unit_elements,

@@ -19,6 +19,7 @@ from forebay.model.inspect import OUTSIDE
 from forebay.model.layout import layout_unit
 from forebay.plan.memory import forecast
 from forebay.plan.placement import Accumulation, Placement, UnitPlacement, UpdatePlace
+from forebay.plan.solve import choose_places
 from forebay.units_of_measure import format_bytes
 
 if TYPE_CHECKING:
@@ -41,12 +42,21 @@ def accumulation_for(options: EngineOptions) -> Accumulation:
     return Accumulation.HOST_SUM
 
 
-def place(spec: ModelSpec, *, options: EngineOptions) -> Placement:
+def _update_places(
+    spec: ModelSpec, options: EngineOptions, device: torch.device
+) -> Sequence[UpdatePlace]:
+    if options.places is not None:
+        return options.places(spec)
+    if options.update is not None:
+        return [options.update] * len(spec.units)
+    if device.type == "cpu" or accumulation_for(options) is Accumulation.HOST_SUM:
+        return [UpdatePlace.HOST] * len(spec.units)
+    return choose_places(spec)
+
+
+def place(spec: ModelSpec, *, options: EngineOptions, device: torch.device) -> Placement:
     """The placement that the options ask for."""
-    if options.places is None:
-        places: Sequence[UpdatePlace] = [options.update] * len(spec.units)
-    else:
-        places = options.places(spec)
+    places = _update_places(spec, options, device)
     units = tuple(
         UnitPlacement(layout=layout_unit(unit.name, index=index, params=unit.params), update=place)
         for index, (unit, place) in enumerate(zip(spec.units, places, strict=True))

@@ -96,7 +96,7 @@ class Engine:
         )
         self.accelerator = accelerator_for(options.device)
         cpu = self.accelerator.device.type == "cpu"
-        self.placement = place(inspected.spec, options=options)
+        self.placement = place(inspected.spec, options=options, device=self.accelerator.device)
         refuse_what_does_not_fit(self.placement, options=options, cpu=cpu)
         self.ledger = Ledger({Tier.DEVICE: options.device_budget, Tier.HOST: options.host_budget})
         core = native.core()
@@ -256,10 +256,14 @@ class Engine:
         if accumulation is not Accumulation.SINGLE:
             self.quiesce("a change of the accumulation steps")
             for unit in self.units:
+                unit.stop_streaming()
                 for part in unit.parts:
                     part.prepare_sums()
         self.placement = replace(
-            self.placement, accumulation=accumulation, backwards_per_update=count
+            self.placement,
+            units=tuple(unit.placement for unit in self.units),
+            accumulation=accumulation,
+            backwards_per_update=count,
         )
         self.collector.accumulation = accumulation
         self.collector.window.expected = count

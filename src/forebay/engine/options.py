@@ -7,7 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from forebay.optim.loss_scale import StaticLossScale
-from forebay.plan.placement import SixteenBitMaster, UpdatePlace
+from forebay.plan.placement import SixteenBitMaster
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from forebay.links.fake import FaultScript
     from forebay.model.spec import ModelSpec
     from forebay.optim.loss_scale import LossScale
+    from forebay.plan.placement import UpdatePlace
 
 __all__ = ["EngineOptions", "OverflowCheck", "SumPlace", "Timing"]
 
@@ -51,8 +52,10 @@ class EngineOptions:
 
     Attributes:
         device: The device that computes; None for the current accelerator.
-        update: Where state lives and updates, unless `places` says so unit by unit.
-        places: Chooses the update place of every unit of a model.
+        update: Where every unit's state lives and updates; None lets the planner choose for
+            state in host memory: on the host alone where the device has no link of its own or
+            gradients are summed on the host, else part of it streamed.
+        places: Chooses the update place of every unit of a model, before `update`.
         staging_bytes: Device bytes for state that visits; None for what activations leave free.
         clip_norm: Bound on the global gradient norm; None does not clip.
         backwards: Backwards per update where the caller knows; None learns it.
@@ -72,7 +75,7 @@ class EngineOptions:
     """
 
     device: torch.device | str | None = None
-    update: UpdatePlace = UpdatePlace.HOST
+    update: UpdatePlace | None = None
     places: Callable[[ModelSpec], Sequence[UpdatePlace]] | None = None
     staging_bytes: int | None = None
     clip_norm: float | None = None

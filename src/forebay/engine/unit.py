@@ -9,6 +9,7 @@ is checked when the real weights come back.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -106,6 +107,13 @@ class Unit:
     def updates_on_device(self) -> bool:
         """Whether this window's gradient stays on the device, as far as known now."""
         return self.placement.update is UpdatePlace.DEVICE or self.staging is not None
+
+    def stop_streaming(self) -> None:
+        """Update on the host from now on, as sums of several backwards need; between windows."""
+        if self.placement.update is UpdatePlace.STREAMED:
+            self.placement = replace(self.placement, update=UpdatePlace.HOST)
+            for part in self.parts:
+                part.sync_high()
 
     def bind(self) -> None:
         """Move the parameters' values into the unit's memory, one parameter at a time."""
