@@ -20,6 +20,7 @@ from forebay.errors import ConfigError, UnsupportedError
 from forebay.optim.loss_scale import DynamicLossScale, LossScaleConfig, StaticLossScale
 from forebay.optim.schedule import Schedule
 from forebay.plan.placement import UpdatePlace
+from forebay.tiers.heap import HeapTrimmer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -150,9 +151,12 @@ def cast_model(model: nn.Module, *, precision: PrecisionSpec) -> None:
     params = list(model.parameters())
     if dtype is torch.float32 or any(p.dtype is dtype for p in params):
         return
+    heap = HeapTrimmer(every_bytes=64 << 20)
     for param in params:
         if param.dtype is torch.float32:
+            freed_bytes = param.nbytes if param.device.type == "cpu" else 0
             param.data = param.data.to(dtype)
+            heap.freed(freed_bytes)
 
 
 def init_distributed(

@@ -20,6 +20,7 @@ from forebay.model.layout import layout_unit
 from forebay.plan.memory import forecast
 from forebay.plan.placement import Accumulation, Placement, UnitPlacement, UpdatePlace
 from forebay.plan.solve import choose_places
+from forebay.tiers.heap import HeapTrimmer
 from forebay.units_of_measure import format_bytes
 
 if TYPE_CHECKING:
@@ -103,9 +104,12 @@ def build_units(
 ) -> tuple[Unit, ...]:
     """Allocate every unit and move the parameters' values into it.
 
-    The peak is the model plus its largest parameter, since values move one by one.
+    The peak is the model plus its largest parameter, since values move one by one and the memory
+    that they leave goes back to the system.
     """
     units = []
+    # 64 calls at most; what waits for one of them is a few percent of the model.
+    heap = HeapTrimmer(every_bytes=max(_host_bytes(model.params) // 64, 8 << 20))
     for unit_placement, unit_spec in zip(placement.units, model.spec.units, strict=True):
         group_of = {param.index: param.group for param in unit_spec.params}
         parts, records = [], []
@@ -128,13 +132,20 @@ def build_units(
             )
         unit = Unit(unit_placement, parts=parts, records=records)
         unit.eager = unit_spec.name == OUTSIDE
-        unit.bind()
         for record in unit.records:
+            left_bytes = _host_bytes([record.param])
+            unit.bind(record)
+            heap.freed(left_bytes)
             if record.part.high is not record.part.weights:
                 record.part.set_master(record.slot, record.param.data)
             record.rebase()
         units.append(unit)
+    heap.trim()
     return tuple(units)
+
+
+def _host_bytes(tensors: Sequence[torch.Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors if tensor.device.type == "cpu")
 
 
 def move_the_rest(

@@ -36,6 +36,7 @@ from forebay.links.lanes import RING_SLOTS, Lanes
 from forebay.model.inspect import inspect_model
 from forebay.optim.device_math import HostMath, cuda_math
 from forebay.optim.rule import AdamRule
+from forebay.plan.memory import backlog_bytes
 from forebay.plan.placement import Accumulation
 from forebay.plan.program import build_program
 from forebay.tiers.host import HostArena, PageLocking
@@ -114,6 +115,7 @@ class Engine:
             accelerator=self.accelerator,
             cores=self.cores,
             make_ring=self._make_ring,
+            backlog_bytes=backlog_bytes(self.placement),
             fault=options.fault,
         )
         self._math = HostMath(core, self.lanes.pool) if cpu else cuda_math(self.accelerator.device)

@@ -92,7 +92,6 @@ class Executor:
 
     def gradient_complete(self, program: Program, unit: Unit, *, last: bool) -> None:
         """Run what a unit's complete gradient starts."""
-        self._lanes.reap()  # gradients that have arrived give their memory back during backward
         for op in program.at(Trigger(TriggerKind.GRADIENT, unit.index)):
             if op.turn is Turn.EVERY or last:
                 self._run(op, unit)
@@ -186,7 +185,7 @@ class Executor:
                 part.high_is_stale = False
             ticket, nbytes = self._lanes.land(spans, event=event.handle, after=_after(part))
             self.traffic[Lane.DOWN] += nbytes
-            part.ticket = self._lanes.hold(ticket, values, event)
+            part.ticket = self._lanes.hold_gradients(ticket, values, event)
             _mark_landed(leaving)
 
     def _land_fold(self, unit: Unit) -> None:
@@ -238,7 +237,7 @@ class Executor:
             event=event.handle,
         )
         self.traffic[Lane.DOWN] += ITEM_BYTES[part.layout.dtype] * sum(s[2] for s in spans)
-        part.ticket = self._lanes.hold(ticket, [value for _, value in batch], event)
+        part.ticket = self._lanes.hold_gradients(ticket, [value for _, value in batch], event)
 
     def _widen(self, part: PartStorage, records: Sequence[ParamRecord]) -> None:
         """Give a part's landed gradient fp32 room and move what has landed there."""

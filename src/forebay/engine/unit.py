@@ -115,13 +115,12 @@ class Unit:
             for part in self.parts:
                 part.sync_high()
 
-    def bind(self) -> None:
-        """Move the parameters' values into the unit's memory, one parameter at a time."""
-        for record in self.records:
-            view = record.part.weight(record.slot)
-            with torch.no_grad():
-                view.copy_(record.param.data)
-            record.param.data = view
+    def bind(self, record: ParamRecord) -> None:
+        """Move one parameter's values into the unit's memory."""
+        view = record.part.weight(record.slot)
+        with torch.no_grad():
+            view.copy_(record.param.data)
+        record.param.data = view
 
     def await_weights(
         self, records: Sequence[ParamRecord], arrivals: Sequence[Any], nans: NanSource

@@ -7,12 +7,15 @@ lane reads or writes are held here until their ticket is done.
 from __future__ import annotations
 
 import contextlib
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from forebay.errors import TransferError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    import torch
 
     from forebay.accelerators.base import Accelerator
     from forebay.hardware.affinity import CoreShare
@@ -52,6 +55,7 @@ class Lanes:
         accelerator: The device on the other end.
         cores: The processor cores for the update's worker threads.
         make_ring: Allocates the staging ring's memory, `RING_SLOTS` equal slots.
+        backlog_bytes: Gradients that may wait on the device for the link.
         fault: Scripted delays and faults; None in real life.
     """
 
@@ -62,6 +66,7 @@ class Lanes:
         accelerator: Accelerator,
         cores: CoreShare,
         make_ring: Callable[[], HostArena],
+        backlog_bytes: int,
         fault: FaultScript | None = None,
     ) -> None:
         self.core = core
@@ -83,6 +88,8 @@ class Lanes:
         self.down = core.Link(engines[0], accelerator.new_stream(), 2, shuffle, "down")
         self.up = core.Link(engines[1], accelerator.new_stream(), 2, shuffle, "up")
         self._held: list[tuple[Any, tuple[object, ...]]] = []
+        self._backlog: deque[tuple[Any, int]] = deque()
+        self._backlog_bytes = backlog_bytes
         self._ring: tuple[Any, HostArena] | None = None
         self._make_ring = make_ring
         self._closed = False
@@ -101,6 +108,24 @@ class Lanes:
     def hold(self, ticket: Any, *objects: object) -> Any:
         """Keep `objects` alive until `ticket` is done; returns the ticket."""
         self._held.append((ticket, objects))
+        return ticket
+
+    def hold_gradients(self, ticket: Any, values: Sequence[torch.Tensor], event: object) -> Any:
+        """`hold` for gradients that leave; backward waits here while too many do.
+
+        Without a bound a link slower than backward would leave a whole gradient on the device.
+        """
+        self.hold(ticket, values, event)
+        self._backlog.append((ticket, sum(value.nbytes for value in values)))
+        while len(self._backlog) > 1:
+            oldest, _ = self._backlog[0]
+            if not oldest.done:
+                if sum(nbytes for _, nbytes in self._backlog) <= self._backlog_bytes:
+                    break
+                with contextlib.suppress(RuntimeError):  # a failure surfaces in step()
+                    oldest.wait()
+            self._backlog.popleft()
+        self.reap()
         return ticket
 
     def reap(self) -> None:

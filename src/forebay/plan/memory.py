@@ -15,10 +15,11 @@ if TYPE_CHECKING:
     from forebay.model.layout import PartLayout
     from forebay.plan.placement import Placement
 
-__all__ = ["forecast", "part_bytes"]
+__all__ = ["backlog_bytes", "forecast", "part_bytes"]
 
 _MOMENT_BYTES = 8  # two fp32 moments
 _SUM_BYTES = 4
+_BACKLOG_BYTES = 1 << 30
 
 
 def part_bytes(
@@ -50,3 +51,17 @@ def forecast(placement: Placement) -> dict[tuple[str, str], int]:
             for key, value in part_bytes(part, placement=placement, update=unit.update).items():
                 total[key] = total.get(key, 0) + value
     return total
+
+
+def backlog_bytes(placement: Placement) -> int:
+    """Gradient bytes that may wait on the device for the link before backward waits for it.
+
+    Two of the largest units keep the link busy while the next gradient is computed. Beyond that
+    an eighth of all, at most 1 GiB, evens out units of unequal size.
+    """
+    wide = placement.accumulation is Accumulation.DEVICE_SUM
+    sizes = [
+        sum((_SUM_BYTES if wide else ITEM_BYTES[part.dtype]) * part.elements for part in parts)
+        for parts in (u.layout.parts for u in placement.units if u.update is not UpdatePlace.DEVICE)
+    ]
+    return max(2 * max(sizes, default=0), min(sum(sizes) // 8, _BACKLOG_BYTES))
