@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._pytree import tree_leaves
 
+from forebay.engine.module_hook import ModuleHook
 from forebay.engine.unit import Unit, WeightState
+from forebay.errors import PendingWeightError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from torch import nn
     from torch.utils.hooks import RemovableHandle
@@ -70,8 +72,12 @@ class ModuleHooks:
         self._seen: dict[int, int] = {}
         self._order: list[int] = []
         self.order: tuple[int, ...] = tuple(range(len(units)))
-        self._fired: set[int] | None = set()
+        # Which modules' hooks fired, until it is known for every parameter who waits for it.
+        self._fired: set[int] = set()
+        self._unlearned = {record.index for unit in units for record in unit.records}
+        self._waits: dict[int, set[int]] = {}
         self._handles: list[RemovableHandle] = []
+        self._notes: list[RemovableHandle] = []
         self._restores: list[tuple[nn.Module, Any]] = []
         self._owned = self._units_of_modules(owners)
         self._owners = owners
@@ -90,13 +96,22 @@ class ModuleHooks:
                         entry[1].append(unit)
         return owned
 
+    def _hook(self, call: Callable[..., Any]) -> ModuleHook:
+        return ModuleHook(call, before_copy=self._before_copy)
+
     def _attach(self) -> None:
         root = self._root
         self._handles += [
-            root.register_forward_pre_hook(self._begin_pass),
-            root.register_forward_hook(self._end_pass),
-            root.register_state_dict_pre_hook(self._before_state_dict),
-            root.register_load_state_dict_pre_hook(self._before_load),
+            root.register_forward_pre_hook(self._hook(self._begin_pass)),
+            root.register_forward_hook(self._hook(self._end_pass)),
+        ]
+        for module in {id(m): m for m in [root, *(m for m, _ in self._owned.values())]}.values():
+            self._handles += [
+                module.register_state_dict_pre_hook(self._hook(self._before_state_dict)),
+                module.register_load_state_dict_pre_hook(self._hook(self._before_load)),
+            ]
+        self._notes = [
+            module.register_forward_pre_hook(self._hook(self._note)) for module in root.modules()
         ]
         covered: dict[int, tuple[nn.Module, list[Unit]]] = {}
         for wrapper in _compiled(root):
@@ -133,10 +148,15 @@ class ModuleHooks:
                 return
             self._wait(hooked, units)
 
-        self._handles.append(module.register_forward_pre_hook(_before_forward))
+        self._waits.setdefault(id(module), set()).update(unit.index for unit in units)
+        self._handles.append(module.register_forward_pre_hook(self._hook(_before_forward)))
+
+    def _note(self, module: nn.Module, _args: Any) -> None:
+        if not torch.compiler.is_compiling():
+            self._fired.add(id(module))
 
     def _wait(self, module: nn.Module, units: Sequence[Unit]) -> None:
-        if self._fired is not None:
+        if self._unlearned:
             self._fired.add(id(module))
         for unit in units:
             if self._seen.get(unit.index) != self._pass:
@@ -166,7 +186,7 @@ class ModuleHooks:
             self.order = tuple(self._order + missing)
         if torch.is_grad_enabled():
             for leaf in _tensors(output):
-                if leaf.requires_grad:
+                if leaf.grad_fn is not None:
                     leaf.register_hook(self._output_hook)
 
     def _output_hook(self, _grad: torch.Tensor) -> None:
@@ -178,33 +198,70 @@ class ModuleHooks:
     def _before_load(self, *_args: Any) -> None:
         self._act.quiesce("load_state_dict")
 
+    def _before_copy(self, memo: dict[int, Any] | None) -> None:
+        pending = [r for unit in self._units for r in unit.records if r.pending]
+        if not pending:
+            return
+        self._act.quiesce("a copy of the model")
+        if memo is None:
+            raise PendingWeightError(
+                f"the model was pickled while new weights ({pending[0].label}, ...) were on "
+                "their way",
+                hint="call optimizer.synchronize() first, or save model.state_dict()",
+            )
+        for record in pending:
+            if id(record.param) in memo:
+                memo[id(record.param)].data = record.param.data.clone()
+
     def learn(self) -> None:
-        """After the first backward: wait at an ancestor for weights that are read from outside.
+        """After a backward: wait at an ancestor for weights that are read from outside.
 
         `nn.MultiheadAttention` reads the weight of its `out_proj` without calling it. Such a unit
-        is waited for by the nearest module around it whose hook did fire, since only that can.
+        is waited for by the nearest module around it that was called, and by `step()` itself
+        where there is none.
         """
-        if self._fired is None:
+        if not self._unlearned:
             return
-        fired, self._fired = self._fired, None
+        fired, self._fired = self._fired, set()
         parents = {id(c): m for m in self._root.modules() for c in m.children()}
         for unit in self._units:
             for record in unit.records:
-                owners = self._owners[record.index]
-                if not record.firings or not owners:
-                    continue
-                if any(id(module) in fired for module in owners):
-                    continue
-                module = parents.get(id(owners[0]), self._root)
+                if record.index in self._unlearned and record.firings:
+                    self._unlearned.discard(record.index)
+                    self._learn_owners(unit, self._owners[record.index], fired, parents)
+        if not self._unlearned:
+            self._fired = set()
+            _remove(self._notes)
+
+    def _learn_owners(
+        self,
+        unit: Unit,
+        owners: Iterable[nn.Module],
+        fired: set[int],
+        parents: dict[int, nn.Module],
+    ) -> None:
+        for owner in owners:
+            module: nn.Module | None = owner
+            while module is not None and id(module) not in fired:
+                module = parents.get(id(module))
+            if module is None:
+                unit.eager = True
+            elif unit.index not in self._waits.get(id(module), ()):
                 self._wait_before(module, [unit], anchor=True)
 
     def detach(self) -> None:
         """Remove every hook and wrapper."""
-        for handle in self._handles:
-            handle.remove()
+        _remove(self._handles)
+        _remove(self._notes)
         for module, call in self._restores:
             module._compiled_call_impl = call
-        self._handles, self._restores = [], []
+        self._restores = []
+
+
+def _remove(handles: list[RemovableHandle]) -> None:
+    for handle in handles:
+        handle.remove()
+    handles.clear()
 
 
 def _compiled(root: nn.Module) -> Iterator[nn.Module]:
