@@ -224,9 +224,8 @@ class Collector:
         cleared = all(record.param.grad is not record.standin for record in held)
         if self.window.spoiled and held and cleared:
             boundary = self.window.boundary
-            self.window.reset()
+            self.new_window()
             self.window.boundary = boundary
-            self._executor.discard()
 
     def _begin_backward(self) -> None:
         for unit in self.units:
@@ -296,7 +295,13 @@ class Collector:
         for record in self.records:
             record.param.grad = None
             record.discard()
+        self.new_window()
+
+    def new_window(self) -> None:
+        """Begin a new window with what every `p.grad` says now."""
         self.window.reset()
+        for unit in self.units:
+            unit.departed = False
         self._executor.discard()
 
 

@@ -6,6 +6,7 @@ It composes; each part does its own work. Both public faces (`forebay.offload` a
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ import torch
 
 from forebay import native
 from forebay.accelerators.select import accelerator_for
+from forebay.engine.barrier import FAILED_HINT, Barrier
 from forebay.engine.build import (
     accumulation_for,
     build_units,
@@ -23,13 +25,14 @@ from forebay.engine.build import (
 from forebay.engine.collector import Collector
 from forebay.engine.executor import Executor
 from forebay.engine.hooks import HookActions, ModuleHooks
+from forebay.engine.masters import refresh_master
 from forebay.engine.options import EngineOptions, Timing
 from forebay.engine.part import PartMemory
 from forebay.engine.room import DeviceRoom
-from forebay.engine.step import StepOutcome, Stepper, refresh_master
+from forebay.engine.step import StepOutcome, Stepper
 from forebay.engine.streamer import Streamer
-from forebay.engine.unit import NanSource, Unit, WeightState
-from forebay.errors import EngineClosedError, ForebayError, TransferError, UnsupportedError
+from forebay.engine.unit import NanSource
+from forebay.errors import ForebayError, TransferError, UnsupportedError
 from forebay.hardware.affinity import CoreShare, Topology
 from forebay.hardware.limits import SwapWatch
 from forebay.links.lanes import RING_SLOTS, Lanes
@@ -43,9 +46,12 @@ from forebay.tiers.host import HostArena, PageLocking
 from forebay.tiers.ledger import Ledger, Role, Tier
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from torch import nn
 
     from forebay.engine.record import ParamRecord
+    from forebay.plan.placement import Placement
     from forebay.plan.program import Program
 
 __all__ = ["Engine"]
@@ -114,7 +120,7 @@ class Engine:
             core,
             accelerator=self.accelerator,
             cores=self.cores,
-            make_ring=self._make_ring,
+            make_ring=_ring_maker(self.placement, self._memory),
             backlog_bytes=backlog_bytes(self.placement),
             fault=options.fault,
         )
@@ -145,14 +151,19 @@ class Engine:
             accumulation=self.placement.accumulation,
             expected=self.placement.backwards_per_update,
         )
+        self._barrier = Barrier(
+            self.units, lanes=self.lanes, nans=self._nans, forget_visits=self._streamer.drop
+        )
         self._stepper = Stepper(
             self.collector,
             executor=self._executor,
             rule=rule,
             options=options,
-            make_ready=lambda index: self._make_ready(self.units[index]),
+            make_ready=self._barrier.make_ready,
+            nans=self._nans,
         )
-        self._closed: str | None = None
+        # Native lanes must stop before the memory that they copy is collected.
+        weakref.finalize(self, self.lanes.close)
         self._swap = SwapWatch()
         self.skipped_steps = 0
         self.last_outcome: StepOutcome | None = None
@@ -161,7 +172,7 @@ class Engine:
             units=self.units,
             owners=inspected.owners,
             actions=HookActions(
-                make_ready=self._make_ready,
+                make_ready=self._barrier.make_ready,
                 on_output=self.collector.window.touch,
                 quiesce=self.quiesce,
                 settle=self._streamer.settle,
@@ -169,18 +180,6 @@ class Engine:
         )
         self.collector.attach(self)
         self._by_param = {id(record.param): record for record in self.collector.records}
-
-    def _make_ring(self) -> HostArena:
-        return HostArena(
-            min(_RING_BYTES, max(4096 * RING_SLOTS, 8 * self._largest_part())),
-            ledger=self.ledger,
-            role=Role.STAGING,
-            what="gradients on their way to fp32 sums",
-            page_locking=self._memory.page_locking,
-        )
-
-    def _largest_part(self) -> int:
-        return max((part.layout.elements for unit in self.units for part in unit.parts), default=0)
 
     @property
     def program(self) -> Program:
@@ -198,7 +197,7 @@ class Engine:
 
     def receive_gradient(self, record: ParamRecord, param: torch.Tensor) -> None:
         """Autograd produced a gradient of a trained parameter."""
-        self._refuse_closed("backward")
+        self._barrier.refuse_closed("backward")
         self.collector.receive(record, param)
 
     def step(self, *, divisor: float = 1.0) -> StepOutcome:
@@ -214,22 +213,13 @@ class Engine:
             EngineClosedError: The engine is closed.
             TransferError: A transfer failed; the engine is closed.
         """
-        self._refuse_closed()
+        self._barrier.refuse_closed("step()")
         self._hooks.learn()
         self._refuse_strangers()
         if self._hooks.order != self._order:
             self._order = self._hooks.order
             self.collector.program = build_program(self.placement, order=self._order)
-        try:
-            outcome = self._stepper.run(self.groups, clip_norm=self.clip_norm, divisor=divisor)
-        except TransferError as error:
-            self._fail(str(error))
-            raise
-        except RuntimeError as error:
-            if isinstance(error, ForebayError):
-                raise
-            self._fail(str(error))
-            raise TransferError(f"the step failed: {error}", hint=_FAILED_HINT) from error
+        outcome = self._update_or_skip(divisor)
         self._room.observe()
         self.last_outcome = outcome
         self.skipped_steps += not outcome.applied
@@ -240,10 +230,26 @@ class Engine:
         else:
             for unit in self.units:
                 if unit.eager:
-                    self._make_ready(unit)
+                    self._barrier.make_ready(unit)
         self.lanes.reap()
         self._swap.poll()
+        self._stepper.conclude(outcome)
         return outcome
+
+    def _update_or_skip(self, divisor: float) -> StepOutcome:
+        """Run the stepper; a failure inside the lanes, or in the middle of an update, closes."""
+        try:
+            return self._stepper.run(self.groups, clip_norm=self.clip_norm, divisor=divisor)
+        except TransferError as error:
+            self._barrier.fail(str(error))
+            raise
+        except BaseException as error:
+            foreign = isinstance(error, RuntimeError) and not isinstance(error, ForebayError)
+            if foreign or self._stepper.applying:
+                self._barrier.fail(f"{type(error).__name__} {error}")
+            if foreign:
+                raise TransferError(f"the step failed: {error}", hint=FAILED_HINT) from error
+            raise
 
     def expect_backwards(self, count: int) -> None:
         """Plan for `count` backwards per update from the next window on; legal between windows.
@@ -283,15 +289,31 @@ class Engine:
 
     def zero_grad(self) -> None:
         """Discard the window's gradients and begin a new one."""
-        self._refuse_closed()
+        self._barrier.refuse_closed("zero_grad()")
         self.collector.zero_grad()
 
-    def refresh(self) -> None:
-        """Take over weights that were written through `p.data` since the last step."""
+    def refresh(self, params: Iterable[torch.Tensor] | None = None) -> None:
+        """Take over weights that were written through `p.data` since the last step.
+
+        Args:
+            params: Those that were written. None means all of them; the bits that masters have
+                beyond their weights are then gone everywhere.
+        """
         self.quiesce("refresh")
-        for record in self.collector.records:
+        if params is None:
+            chosen = list(self.collector.records)
+        else:
+            chosen = [record for param in params if (record := self.record_of(param)) is not None]
+        for record in chosen:
             record.version = -1
             refresh_master(record)
+
+    def settle_masters(self) -> None:
+        """Let masters follow weights that the user changed, for readers before the next step."""
+        self.quiesce("masters")
+        for record in self.collector.records:
+            if not record.master_is_loaded:
+                refresh_master(record)
 
     def quiesce(self, reason: str) -> None:
         """The one barrier: every weight is ready and every lane is idle when it returns.
@@ -303,69 +325,45 @@ class Engine:
             EngineClosedError: The engine failed earlier.
             TransferError: It fails now.
         """
-        self._refuse_closed(reason)
-        for unit in self.units:
-            self._make_ready(unit)
-        try:
-            self.lanes.drain()
-        except TransferError as error:
-            self._fail(str(error))
-            raise
-        self.accelerator.synchronize()
+        self._barrier.quiesce(reason)
 
     def synchronize(self) -> None:
         """Wait until all updates are done and all weights are new."""
         self.quiesce("synchronize")
-
-    def _make_ready(self, unit: Unit) -> None:
-        if unit.state is WeightState.READY:
-            return
-        self._refuse_closed()
-        try:
-            unit.make_ready(self.accelerator, self._nans)
-        except TransferError as error:
-            self._fail(str(error))
-            raise
-        self.lanes.reap()
-
-    def _fail(self, reason: str) -> None:
-        self._closed = f"it failed during an update: {reason}"
-        self.lanes.close()
-
-    def _refuse_closed(self, reason: str = "this call") -> None:
-        if self._closed is not None:
-            raise EngineClosedError(
-                f"{reason} needs an open engine, but {self._closed}",
-                hint="weights and optimizer state are not usable after a failure; load the last "
-                "checkpoint into a new engine",
-            )
 
     def close(self) -> None:
         """Finish what is on its way, give memory back and remove every hook. Idempotent.
 
         The model keeps its newest weights as ordinary tensors.
         """
-        if self._closed is None:
-            try:
-                self.quiesce("close")
-            finally:
-                self._closed = "it was closed"
-        elif self._closed == "it was closed":
-            return
-        else:
-            self._closed = "it was closed"
-        self._hooks.detach()
-        self.collector.detach()
-        self.lanes.close()
-        for record in self.collector.records:
-            if record.param.grad is record.standin:
-                record.param.grad = None
-        for unit in self.units:
-            for part in unit.parts:
-                part.close()
+        try:
+            if not self._barrier.shut():
+                return
+        finally:
+            self._hooks.detach()
+            self.collector.detach()
+            for record in self.collector.records:
+                if record.param.grad is record.standin:
+                    record.param.grad = None
+            for unit in self.units:
+                for part in unit.parts:
+                    part.close()
 
 
-_FAILED_HINT = "weights and optimizer state are not usable any more; go back to the last checkpoint"
+def _ring_maker(placement: Placement, memory: PartMemory) -> Callable[[], HostArena]:
+    """Makes the ring's memory; no reference to the engine, which must be free to die."""
+    largest = max((p.elements for u in placement.units for p in u.layout.parts), default=0)
+
+    def _make() -> HostArena:
+        return HostArena(
+            min(_RING_BYTES, max(4096 * RING_SLOTS, 8 * largest)),
+            ledger=memory.ledger,
+            role=Role.STAGING,
+            what="gradients on their way to fp32 sums",
+            page_locking=memory.page_locking,
+        )
+
+    return _make
 
 
 def _cores(options: EngineOptions) -> CoreShare:

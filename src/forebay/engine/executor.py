@@ -206,7 +206,6 @@ class Executor:
 
     def fold_late(self, unit: Unit, record: ParamRecord, addend: torch.Tensor) -> None:
         """Add an addend to a gradient that has already landed."""
-        self._lanes.reap()
         part = record.part
         if part.gradient_form is GradientForm.NATIVE and part.layout.dtype != "float32":
             members = unit.records_of_part[unit.parts.index(part)]

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any, overload
 
 import torch
 
-from forebay.errors import CheckpointError, ConfigError, UnsupportedError
+from forebay.engine.state import check_entry, load_entry, state_of
+from forebay.errors import CheckpointError, ConfigError, GradientError, UnsupportedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections import defaultdict
+    from collections.abc import Callable, Iterable
 
     from forebay.engine.engine import Engine
-    from forebay.engine.record import ParamRecord
 
 __all__ = ["OffloadedOptimizer"]
 
@@ -26,16 +27,35 @@ class OffloadedOptimizer(torch.optim.Optimizer):
 
     Args:
         engine: The engine that holds the state.
-        source: The user's optimizer, whose groups are shared.
+        source: The user's optimizer, whose groups are shared and whose state is taken over. Its
+            own `step()` raises from now on.
     """
 
     def __init__(self, engine: Engine, source: torch.optim.Optimizer) -> None:
         super().__init__([{**group} for group in source.param_groups], dict(source.defaults))
         self.param_groups = source.param_groups
-        self.engine = engine
         self._source = source
+        self._source_guard = source.register_step_pre_hook(_refuse_source)
+        self._loss_is_scaled = False
         for record in engine.collector.records:
-            self.state[record.param] = _state_of(record)
+            entry = source.state.pop(record.param, None)
+            if entry:
+                check_entry(record, entry)
+                load_entry(record, entry)
+            self._entries[record.param] = state_of(record)
+        self.engine = engine
+
+    @property
+    def state(self) -> defaultdict[torch.Tensor, Any]:
+        """State by parameter, after the barrier: views of where it lives, never torn."""
+        engine = self.__dict__.get("engine")
+        if engine is not None:
+            engine.synchronize()
+        return self._entries
+
+    @state.setter
+    def state(self, value: defaultdict[torch.Tensor, Any]) -> None:
+        self._entries = value
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -57,12 +77,25 @@ class OffloadedOptimizer(torch.optim.Optimizer):
 
     def step_with(self, *, divisor: float) -> None:
         """`step()` for gradients that are too large by `divisor`, as a partial window's are."""
-        self.engine.step(divisor=divisor)
+        self._refuse_unscaled()
+        try:
+            self.engine.step(divisor=divisor)
+        finally:
+            for record in self.engine.collector.records:
+                if record.param in self._entries:
+                    self._entries[record.param]["step"].fill_(float(record.step))
+        self._loss_is_scaled = False
         # torch's schedulers warn unless the optimizer that they were built on has stepped.
         for stepped in (self, self._source):
             stepped._opt_called = True  # type: ignore[attr-defined]
-        for record in self.engine.collector.records:
-            self.state[record.param]["step"].fill_(float(record.step))
+
+    def _refuse_unscaled(self) -> None:
+        scale = self.engine.options.loss_scale.value
+        if scale != 1.0 and self.engine.collector.window.backwards and not self._loss_is_scaled:
+            raise GradientError(
+                f"the loss scale is {scale:g}, but no loss of this window was scaled",
+                hint="call optimizer.scale(loss).backward() instead of loss.backward()",
+            )
 
     def zero_grad(self, set_to_none: bool = True) -> None:  # noqa: FBT001, FBT002
         """Discard gradients; with `set_to_none=False` they are present with value 0."""
@@ -71,7 +104,7 @@ class OffloadedOptimizer(torch.optim.Optimizer):
             super().zero_grad(set_to_none=True)
             return
         super().zero_grad(set_to_none=False)
-        self.engine.collector.window.reset()
+        self.engine.collector.new_window()
 
     def clip_grad_norm_(self, max_norm: float) -> None:
         """Clip from the next step on by the global norm, which is `last_grad_norm` after it."""
@@ -81,6 +114,7 @@ class OffloadedOptimizer(torch.optim.Optimizer):
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
         """The loss times the loss scale; call backward on what this returns (fp16 models)."""
+        self._loss_is_scaled = True
         value = self.engine.options.loss_scale.value
         return loss if value == 1.0 else loss * value
 
@@ -94,13 +128,22 @@ class OffloadedOptimizer(torch.optim.Optimizer):
         """Wait until all weights are new."""
         self.engine.synchronize()
 
-    def refresh(self) -> None:
-        """Take over weights that were written through `p.data`."""
-        self.engine.refresh()
+    def refresh(self, params: Iterable[torch.Tensor] | None = None) -> None:
+        """Take over weights that were written through `p.data`.
+
+        Args:
+            params: Those that were written. None means all of them; the bits that masters have
+                beyond their 16-bit weights are then gone everywhere.
+        """
+        self.engine.refresh(params)
 
     def close(self) -> None:
         """Give all memory back; the model keeps its newest weights."""
-        self.engine.close()
+        try:
+            self.engine.close()
+        finally:
+            self._source_guard.remove()
+            self._entries.clear()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refused after construction."""
@@ -118,7 +161,7 @@ class OffloadedOptimizer(torch.optim.Optimizer):
         each parameter has what completes its fp32 master: `master_low` (the low 16 bits of a
         split master) or `master`.
         """
-        self.engine.synchronize()
+        self.engine.settle_masters()
         return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -140,55 +183,26 @@ class OffloadedOptimizer(torch.optim.Optimizer):
         pairs = []
         for key, param in zip(keys, params, strict=True):
             record = self.engine.record_of(param)
-            entry = state_dict["state"].get(key)
-            if record is not None and entry:
-                _check_entry(record, entry)
+            if record is not None:
+                entry = state_dict["state"].get(key) or {}
+                if entry:
+                    check_entry(record, entry)
                 pairs.append((record, entry))
         for group, saved in zip(self.param_groups, saved_groups, strict=True):
             group.update({name: value for name, value in saved.items() if name != "params"})
         for record, entry in pairs:
-            _load_entry(record, entry)
-            self.state[record.param]["step"].fill_(float(record.step))
+            load_entry(record, entry)
+            self._entries[record.param]["step"].fill_(float(record.step))
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise UnsupportedError(
+            "the optimizer cannot be copied or pickled: its state is in the engine's memory",
+            hint="use optimizer.state_dict()",
+        )
 
 
-def _state_of(record: ParamRecord) -> dict[str, Any]:
-    part, slot = record.part, record.slot
-    state: dict[str, Any] = {
-        "step": torch.tensor(0.0),
-        "exp_avg": part.view(part.exp_avg, slot),
-        "exp_avg_sq": part.view(part.exp_avg_sq, slot),
-    }
-    if part.low is not None:
-        state["master_low"] = part.view(part.low, slot)
-    elif part.dtype is not torch.float32:
-        state["master"] = part.view(part.high, slot)
-    return state
-
-
-def _check_entry(record: ParamRecord, entry: dict[str, Any]) -> None:
-    for name in ("exp_avg", "exp_avg_sq", "step"):
-        if name not in entry:
-            raise CheckpointError(f"the state of {record.label} has no {name}")
-    for name in ("exp_avg", "exp_avg_sq", "master", "master_low"):
-        value = entry.get(name)
-        if value is not None and tuple(value.shape) != record.slot.shape:
-            raise CheckpointError(
-                f"{name} of {record.label} has shape {tuple(value.shape)}, the parameter "
-                f"{record.slot.shape}"
-            )
-
-
-def _load_entry(record: ParamRecord, entry: dict[str, Any]) -> None:
-    part, slot = record.part, record.slot
-    part.view(part.exp_avg, slot).copy_(entry["exp_avg"])
-    part.view(part.exp_avg_sq, slot).copy_(entry["exp_avg_sq"])
-    record.step = int(entry["step"])
-    if part.low is not None and "master_low" in entry:
-        part.view(part.low, slot).copy_(entry["master_low"])
-        record.master_is_loaded = True
-    elif part.low is not None and "master" in entry:
-        part.set_master(slot, entry["master"])
-        record.master_is_loaded = True
-    elif part.dtype is not torch.float32 and "master" in entry:
-        part.view(part.high, slot).copy_(entry["master"])
-        record.master_is_loaded = True
+def _refuse_source(*_args: Any) -> None:
+    raise UnsupportedError(
+        "step() was called on the optimizer that was given to forebay",
+        hint="call step() on the optimizer that forebay.offload returned",
+    )

@@ -273,6 +273,10 @@ class PartStorage:
         for arena in arenas:
             if arena is not None:
                 arena.close()
+        self._state.high = self.low = None
+        self.weights = self.high = self.exp_avg = self.exp_avg_sq = torch.empty(0)
+        self._state.exp_avg = self._state.exp_avg_sq = torch.empty(0)
+        self._state.low = None
 
 
 def state_item_bytes(part: PartStorage) -> int:

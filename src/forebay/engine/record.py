@@ -64,7 +64,9 @@ class ParamRecord:
         zeroed: The gradient was set to zero and got no addend since.
         pending: The parameter views NaN until its new weights have arrived.
         master_is_loaded: The master came with a state dict and belongs to weights that may be
-            loaded after them.
+            loaded after it.
+        loaded_low: The low half of such a master where masters are whole, until its weights are
+            known.
     """
 
     def __init__(
@@ -87,6 +89,7 @@ class ParamRecord:
         self.zeroed = False
         self.pending = False
         self.master_is_loaded = False
+        self.loaded_low: torch.Tensor | None = None
         self.standin = StandIn(part.weight(slot), self)
 
     @property

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from forebay.engine.executor import UpdateOrder
+from forebay.engine.masters import refresh_master
 from forebay.engine.options import OverflowCheck
 from forebay.errors import UnsupportedError
 from forebay.optim.clip import global_norm, gradient_scale
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from forebay.engine.executor import Executor
     from forebay.engine.options import EngineOptions
     from forebay.engine.record import ParamRecord
+    from forebay.engine.unit import NanSource, Unit
     from forebay.optim.rule import AdamRule, Hyper
 
 __all__ = ["Agreement", "StepOutcome", "Stepper"]
@@ -70,7 +72,8 @@ class Stepper:
         executor: Carries out the updates.
         rule: How a parameter group becomes the numbers of an update.
         options: The loss scale that gradients carry, and what an overflow does.
-        make_ready: Waits for the weights of a unit, by index.
+        make_ready: Waits for the weights of a unit.
+        nans: What pending weights view.
     """
 
     def __init__(
@@ -80,7 +83,8 @@ class Stepper:
         executor: Executor,
         rule: AdamRule,
         options: EngineOptions,
-        make_ready: Callable[[int], None],
+        make_ready: Callable[[Unit], None],
+        nans: NanSource,
     ) -> None:
         self._collector = collector
         self._units = collector.units
@@ -89,7 +93,10 @@ class Stepper:
         self._loss_scale = options.loss_scale
         self._overflow = options.overflow
         self._make_ready = make_ready
+        self._nans = nans
         self._divisor = 1.0
+        # Updates are being enqueued: an exception now leaves some done and some not.
+        self.applying = False
 
     def agree(self) -> Agreement:
         """Norm, finiteness and presence of the sealed window."""
@@ -124,37 +131,62 @@ class Stepper:
         Raises:
             GradientError: The window is spoiled or empty of new gradients.
         """
-        collector = self._collector
-        collector.seal()
+        self._take_over_weights(groups)
+        self._collector.seal()
         self._divisor = divisor * self._loss_scale.value
+        try:
+            return self._decide(groups, clip_norm)
+        except BaseException as error:
+            self._collector.window.spoil(f"step() raised {type(error).__name__}")
+            raise
+
+    def _take_over_weights(self, groups: Sequence[dict[str, object]]) -> None:
+        """Whatever the user changed since the last step, before anything of this one is final."""
+        for group in groups:
+            self._rule.validate(group)
+        for unit in self._units:
+            if any(record.param.grad is not None for record in unit.records):
+                self._make_ready(unit)
+        for record in self._collector.records:
+            if refresh_master(record):
+                # what came up for the update is older; the gradient lands and the host updates
+                self._units[record.unit].staging = None
+
+    def _decide(self, groups: Sequence[dict[str, object]], clip_norm: float | None) -> StepOutcome:
         agreement = self.agree()
-        present = collector.present()
+        self._nans.check()
+        present = self._collector.present()
         if agreement.first_bad is not None and self._overflow is OverflowCheck.SKIP:
-            outcome = self._skip(agreement)
+            bad = self._collector.records[agreement.first_bad].label
+            outcome = StepOutcome(applied=False, norm=agreement.norm, bad_parameter=bad)
             self._executor.drop_staged()
         else:
             order = self._capture(groups, present, agreement, clip_norm)
             self._apply(present, order)
             outcome = StepOutcome(applied=True, norm=agreement.norm)
-            self._loss_scale.update(overflowed=False)
         for record in present:
             record.consume()
         self._executor.norm_on_host.clear()
-        collector.window.reset()
+        self._collector.window.reset()
         return outcome
 
-    def _skip(self, agreement: Agreement) -> StepOutcome:
-        assert agreement.first_bad is not None
-        name = self._collector.records[agreement.first_bad].label
+    def conclude(self, outcome: StepOutcome) -> None:
+        """Tell the loss scale and the log how a step ended.
+
+        Raises:
+            GradientError: A gradient overflowed though the loss scale is at its minimum.
+        """
         before = self._loss_scale.value
-        self._loss_scale.update(overflowed=True)
-        _log.warning(
-            "step skipped: the gradient of %s is not finite (loss scale %g, next %g)",
-            name,
-            before,
-            self._loss_scale.value,
-        )
-        return StepOutcome(applied=False, norm=agreement.norm, bad_parameter=name)
+        try:
+            self._loss_scale.update(overflowed=not outcome.applied)
+        finally:
+            if not outcome.applied:
+                _log.warning(
+                    "step skipped: the gradient of %s is not finite (loss scale %g, next %g)",
+                    outcome.bad_parameter,
+                    before,
+                    self._loss_scale.value,
+                )
 
     def _capture(
         self,
@@ -182,43 +214,12 @@ class Stepper:
         return UpdateOrder(hypers, hyper_of, scale * signs.pop())
 
     def _apply(self, present: Sequence[ParamRecord], order: UpdateOrder) -> None:
-        for index in {record.unit for record in present}:
-            self._make_ready(index)
-        for record in self._collector.records:
-            refresh_master(record)
+        self.applying = True
+        updated = [r for r in present if self._units[r.unit].updates_on_device]
         for record in present:
             record.step += 1
-        updated = [r for r in present if self._units[r.unit].updates_on_device]
         self._executor.update_all(self._collector.program, order)
         torch.autograd.graph.increment_version([r.param for r in updated])
         for record in updated:
             record.version = record.param._version
-
-
-def refresh_master(record: ParamRecord) -> None:
-    """Take over a working weight that the user changed since its master last agreed with it.
-
-    The weight becomes the master, unless a state dict brought a master for it.
-    """
-    param, part, slot = record.param, record.part, record.slot
-    home = part.weight(slot)
-    if record.pending:
-        return
-    moved = slot.elements > 0 and param.data_ptr() != home.data_ptr()
-    if moved:  # the user assigned p.data
-        with torch.no_grad():
-            home.copy_(param.data)
-        param.data = home
-    if not moved and param._version == record.version:
-        return
-    if part.ticket is not None:
-        part.ticket.wait()
-    if record.master_is_loaded:
-        if part.low is not None and part.on_host:
-            part.view(part.high, slot).copy_(home)
-        record.master_is_loaded = False
-    elif part.high is not part.weights:
-        part.set_master(slot, home)
-    elif part.low is not None:
-        part.view(part.low, slot).zero_()
-    record.version = param._version
+        self.applying = False

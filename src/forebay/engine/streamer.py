@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from forebay.engine.masters import refresh_master
 from forebay.engine.part import state_item_bytes
+from forebay.engine.record import GradientState
 from forebay.optim.flat_state import FlatState
 from forebay.plan.placement import MasterLayout
 from forebay.tiers.ledger import Role, Tier
@@ -105,7 +107,8 @@ class Streamer:
         moved = 0
         while self._waiting:
             unit = self._waiting[0]
-            if unit.departed:  # its gradient has landed already: the host updates it
+            if unit.departed or any(r.state is GradientState.LANDED for r in unit.records):
+                # its gradient has landed already: the host updates it
                 self._waiting.popleft()
                 continue
             need = sum(state_item_bytes(p) * p.layout.elements for p in unit.parts)
@@ -117,6 +120,8 @@ class Streamer:
 
     def _fetch(self, unit: Unit) -> int:
         staging, moved = [], 0
+        for record in unit.records:
+            refresh_master(record)
         for part in unit.parts:
             nbytes = state_item_bytes(part) * part.layout.elements
             reservation = self._ledger.reserve(

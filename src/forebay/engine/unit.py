@@ -3,12 +3,14 @@
 [Note: pending weights] From `step()` until its new weights have arrived, a unit's parameters
 view a NaN scalar expanded to their shape: a read gives NaN, most writes raise, and the swap
 costs a pointer. Whoever computes with such a NaN gets a gradient for a pending parameter, which
-the collector refuses by name. `fill_` and `zero_` pass through an expanded tensor, so the scalar
-is checked when the real weights come back.
+the collector refuses by name. `fill_` and `zero_` pass through an expanded tensor. The version
+counter shows that when the real weights come back, unless it went through `p.data`; for those
+the scalar itself is looked at in the next step.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -45,28 +47,43 @@ class NanSource:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._scalars: dict[torch.dtype, torch.Tensor] = {}
+        # Of parameters with one element: a write would pass through a shared scalar to all.
+        self._private: list[torch.Tensor] = []
 
     def view(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """A stride-0 NaN tensor; a private one where a write would not raise."""
+        """A NaN tensor of stride 0, so that most writes raise."""
         scalar = self._scalars.get(dtype)
         if scalar is None:
             scalar = torch.full((), float("nan"), dtype=dtype, device=self._device)
             self._scalars[dtype] = scalar
-        return scalar.expand(tuple(shape)) if shape else scalar.clone()
+        if math.prod(shape) == 1:
+            scalar = scalar.clone()
+            self._private.append(scalar)
+        return scalar.expand(tuple(shape))
 
-    def check(self, label: str) -> None:
-        """Raise PendingWeightError when someone wrote through a view (host devices only)."""
-        if self._device.type != "cpu":
-            return  # reading it would wait for the device; its gradients would be NaN anyway
-        for dtype, scalar in self._scalars.items():
-            if not bool(torch.isnan(scalar)):
-                scalar.fill_(float("nan"))
-                raise PendingWeightError(
-                    f"weights of {label} ({dtype}) were written between step() and their next "
-                    "use, while their new values were on their way",
-                    hint="call optimizer.synchronize() before changing weights, or set "
-                    "forebay.synchronous: true",
-                )
+    def is_view(self, data: torch.Tensor) -> bool:
+        """Whether a tensor is (a view of) a NaN of this source."""
+        address = data.data_ptr()
+        return any(address == nan.data_ptr() for nan in [*self._scalars.values(), *self._private])
+
+    def check(self) -> None:
+        """Raise PendingWeightError when someone wrote through a view; waits for the device."""
+        private, self._private = self._private, []
+        shared = list(self._scalars.values())
+        if not shared or torch.stack([nan.float() for nan in shared + private]).isnan().all():
+            return
+        for nan in shared:
+            nan.fill_(float("nan"))
+        raise written_while_pending("a parameter")
+
+
+def written_while_pending(label: str) -> PendingWeightError:
+    """The error for a write that the arriving weights undo."""
+    return PendingWeightError(
+        f"{label} was written between step() and its next use, while its new value was on its way",
+        hint="call optimizer.synchronize() before changing weights, or set forebay.synchronous: "
+        "true",
+    )
 
 
 class Unit:
@@ -132,9 +149,13 @@ class Unit:
         for record in records:
             record.pending = True
             record.param.data = nans.view(record.slot.shape, record.part.dtype)
+        # A graph built before the step saved what is being overwritten: it must fail, as in torch.
+        _mark_changed(records)
 
     def make_ready(self, accelerator: Accelerator, nans: NanSource) -> None:
         """Order the caller's computation after the arrival of the newest weights.
+
+        A tensor that the user assigned to `p.data` in the meantime stays, and becomes the weight.
 
         Raises:
             TransferError: An update or a copy failed; the weights stay unreadable.
@@ -151,13 +172,27 @@ class Unit:
                     hint="weights and optimizer state are not usable any more; go back to the "
                     "last checkpoint",
                 ) from error
+        written = [r for r in self._swapped if r.param._version != r.version]
         for record in self._swapped:
             record.pending = False
-            record.param.data = record.part.weight(record.slot)
-        touched = [record.param for record in self._swapped]
-        torch.autograd.graph.increment_version(touched)
-        for record in self._swapped:
-            record.version = record.param._version
+            if record.slot.elements == 0 or nans.is_view(record.param.data):
+                record.param.data = record.part.weight(record.slot)
+        _mark_changed(self._swapped)
         self.state = WeightState.READY
         self._arrivals, self._swapped = [], []
-        nans.check(self.name)
+        if written:
+            raise written_while_pending(written[0].label)
+
+    def poison(self, nans: NanSource) -> None:
+        """Make all weights unreadable for good: some may be new and some old."""
+        self.state = WeightState.PENDING
+        self._swapped = list(self.records)
+        for record in self.records:
+            record.pending = True
+            record.param.data = nans.view(record.slot.shape, record.part.dtype)
+
+
+def _mark_changed(records: Sequence[ParamRecord]) -> None:
+    torch.autograd.graph.increment_version([record.param for record in records])
+    for record in records:
+        record.version = record.param._version

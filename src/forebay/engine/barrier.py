@@ -1,0 +1,130 @@
+"""The one barrier that readers pass, and what is left when an update has failed.
+
+[Note: after a failure] Some units may be new and some old, so no weight may be read: every
+parameter becomes NaN, and whoever reads through a hook, `state_dict` or the optimizer gets an
+EngineClosedError. `close()` then gives the model back as ordinary tensors full of NaN, into
+which a checkpoint can be loaded.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from forebay.engine.unit import Unit, WeightState
+from forebay.errors import EngineClosedError, TransferError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from forebay.engine.unit import NanSource
+    from forebay.links.lanes import Lanes
+
+__all__ = ["FAILED_HINT", "Barrier"]
+
+FAILED_HINT = "weights and optimizer state are not usable any more; go back to the last checkpoint"
+_CLOSED = "it was closed"
+
+
+class Barrier:
+    """Waits for everything, and refuses once the engine is closed.
+
+    Args:
+        units: Every unit.
+        lanes: What moves bytes.
+        nans: What unreadable weights view.
+        forget_visits: Drops state that is on the device for the coming update.
+    """
+
+    def __init__(
+        self,
+        units: Sequence[Unit],
+        *,
+        lanes: Lanes,
+        nans: NanSource,
+        forget_visits: Callable[[], None],
+    ) -> None:
+        self._units = units
+        self._lanes = lanes
+        self._nans = nans
+        self._forget_visits = forget_visits
+        self._closed: str | None = None
+
+    def refuse_closed(self, reason: str = "this call") -> None:
+        """Raise EngineClosedError when the engine is closed."""
+        if self._closed is not None:
+            hint = "make a new engine" if self._closed == _CLOSED else FAILED_HINT
+            raise EngineClosedError(f"{reason} needs an open engine, but {self._closed}", hint=hint)
+
+    def make_ready(self, unit: Unit) -> None:
+        """Wait for one unit's weights.
+
+        Raises:
+            EngineClosedError: The engine failed earlier.
+            TransferError: It fails now.
+            PendingWeightError: Someone wrote into the weights before they had arrived.
+        """
+        if unit.state is WeightState.READY:
+            return
+        self.refuse_closed(f"unit {unit.name}")
+        try:
+            unit.make_ready(self._lanes.accelerator, self._nans)
+        except TransferError as error:
+            self.fail(str(error))
+            raise
+
+    def quiesce(self, reason: str) -> None:
+        """Every weight is ready and every lane is idle when this returns.
+
+        Args:
+            reason: Who reads, for the message when the engine is closed.
+
+        Raises:
+            EngineClosedError: The engine failed earlier.
+            TransferError: It fails now.
+        """
+        self.refuse_closed(reason)
+        for unit in self._units:
+            self.make_ready(unit)
+        self._forget_visits()
+        try:
+            self._lanes.drain()
+        except TransferError as error:
+            self.fail(str(error))
+            raise
+        self._lanes.accelerator.synchronize()
+        self._lanes.reap()
+
+    def fail(self, reason: str) -> None:
+        """Close after a failure; see [Note: after a failure]. The first reason stays."""
+        if self._closed is not None:
+            return
+        self._closed = f"it failed during an update: {reason.splitlines()[0]}"
+        self._lanes.close()
+        for unit in self._units:
+            unit.poison(self._nans)
+
+    def shut(self) -> bool:
+        """Close for good, giving the parameters back; False when that was done before.
+
+        Raises:
+            TransferError: What was on its way failed; closed all the same.
+        """
+        if self._closed == _CLOSED:
+            return False
+        try:
+            if self._closed is None:
+                self.quiesce("close")
+        finally:
+            self._closed = _CLOSED
+            self._lanes.close()
+            self._give_back_weights()
+        return True
+
+    def _give_back_weights(self) -> None:
+        for unit in self._units:
+            if unit.state is WeightState.READY:
+                continue
+            for record in unit.records:
+                weight = record.part.weight(record.slot)
+                record.param.data = weight.fill_(float("nan"))
+                record.pending = False

@@ -1,0 +1,134 @@
+"""Masters and working weights: who follows whom when the user changes one of them.
+
+A weight that the user writes becomes the master at the next step. A master that comes with a
+state dict waits for its weights, whichever is loaded first: where the two agree (the weight is
+the master rounded) the master stays, and where they do not the weight is the user's word.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from forebay.errors import UnsupportedError
+from forebay.links.lanes import wait
+from forebay.optim.master import join, split
+from forebay.optim.reference import round_to
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from forebay.engine.part import PartStorage
+    from forebay.engine.record import ParamRecord
+
+__all__ = ["load_master", "refresh_master"]
+
+# Some 24 bytes of temporary memory per element: 24 MiB at once.
+_CHUNK_ELEMENTS = 1 << 20
+
+
+def refresh_master(record: ParamRecord) -> bool:
+    """Take over a working weight that changed since its master last agreed with it.
+
+    Returns:
+        Whether the master may have changed.
+
+    Raises:
+        UnsupportedError: The parameter was resized, converted or moved to another device.
+        TransferError: The last update of the weight failed.
+    """
+    if record.pending:
+        return False
+    param, part, slot = record.param, record.part, record.slot
+    home = part.weight(slot)
+    moved = slot.elements > 0 and param.data_ptr() != home.data_ptr()
+    if not moved and param._version == record.version and not record.master_is_loaded:
+        return False
+    _refuse_other_form(record)
+    if moved:  # the user assigned p.data
+        with torch.no_grad():
+            home.copy_(param.data)
+        param.data = home
+    if part.ticket is not None:
+        wait(part.ticket, f"the last transfer of {record.label}")
+    if record.master_is_loaded:
+        _settle_loaded(record, home)
+    elif part.high is not part.weights:
+        part.set_master(slot, home)
+    elif part.low is not None:
+        part.view(part.low, slot).zero_()
+    record.version = param._version
+    return True
+
+
+def _refuse_other_form(record: ParamRecord) -> None:
+    param, part = record.param, record.part
+    now = (tuple(param.shape), param.dtype, param.device)
+    then = (record.slot.shape, part.dtype, part.weights.device)
+    if now != then:
+        raise UnsupportedError(
+            f"{record.label} is now {_form(*now)}, but was {_form(*then)} when forebay took over",
+            hint="resize, convert and move the model before forebay takes over",
+        )
+
+
+def _form(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> str:
+    return f"{list(shape)} in {dtype} on {device}"
+
+
+def load_master(
+    record: ParamRecord, *, low: torch.Tensor | None, master: torch.Tensor | None
+) -> None:
+    """Take the master that came with a state dict; the weights it belongs to may come later.
+
+    Args:
+        record: The parameter.
+        low: The low half of a split master, int16.
+        master: A whole fp32 master.
+    """
+    part, slot = record.part, record.slot
+    record.loaded_low = None
+    if part.dtype is torch.float32 or (low is None and master is None):
+        return
+    record.master_is_loaded = True
+    if part.low is None:
+        if master is not None:
+            part.view(part.high, slot).copy_(master)
+        else:
+            record.loaded_low = low
+    elif low is not None:
+        part.view(part.low, slot).copy_(low)
+    elif master is not None:
+        target, source = part.low[slot.offset : slot.end], master.reshape(-1)
+        for chunk in _chunks(slot.elements):
+            target[chunk] = split(source[chunk].float())[1]
+
+
+def _settle_loaded(record: ParamRecord, home: torch.Tensor) -> None:
+    part, slot = record.part, record.slot
+    low, record.loaded_low = record.loaded_low, None
+    record.master_is_loaded = False
+    part.sync_high()
+    if part.low is not None:
+        if part.high is not part.weights:
+            part.view(part.high, slot).copy_(home)
+        return
+    _settle_whole(part, slot.offset, home.reshape(-1), None if low is None else low.reshape(-1))
+
+
+def _settle_whole(
+    part: PartStorage, offset: int, weight: torch.Tensor, low: torch.Tensor | None
+) -> None:
+    for chunk in _chunks(weight.numel()):
+        high = part.high[offset + chunk.start : offset + chunk.stop]
+        here = weight[chunk].to(high.device)
+        if low is not None:
+            high.copy_(join(here, low[chunk].to(high.device)))
+        else:
+            high.copy_(torch.where(round_to(high, part.dtype) == here, high, here.float()))
+
+
+def _chunks(elements: int) -> Iterator[slice]:
+    for start in range(0, elements, _CHUNK_ELEMENTS):
+        yield slice(start, min(start + _CHUNK_ELEMENTS, elements))
