@@ -31,6 +31,8 @@ app = typer.Typer(
     help="Train PyTorch models whose state does not fit in accelerator memory.",
     add_completion=False,
     pretty_exceptions_enable=False,
+    # Plain help: tables of 80 columns would cut the names of options short.
+    rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command(name="train")(train)
@@ -84,9 +86,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         misused = isinstance(error, ConfigError | UnsupportedError)
         return _MISUSED if misused else _FAILED
     except _usage_errors() as error:
-        verb = next((word for word in words if not word.startswith("-")), "")
-        command = " ".join(word for word in ("forebay", verb, "--help") if word)
-        _say("error", str(error.format_message()), command)
+        known = {command.name for command in app.registered_commands}
+        verb = f" {words[0]}" if words[0] in known else ""
+        _say("error", str(error.format_message()), f"forebay{verb} --help")
         return _MISUSED
     except typer.Abort:
         return 128 + signal.SIGINT

@@ -102,7 +102,9 @@ def open_files(paths: Sequence[Path]) -> DataFiles:
                 if not file.read(1):
                     raise ConfigError(f"the data file {path} is empty", hint="check --data")
         except OSError as error:
-            raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+            raise ConfigError(
+                f"cannot read {path}: {error.strerror}", hint="check the file's permissions"
+            ) from error
     return DataFiles(found)
 
 

@@ -171,8 +171,9 @@ def _scratch(spill: Path | None) -> IO[bytes]:
 def _array(file: IO[bytes], dtype: np.dtype[_Item], length: int) -> npt.NDArray[_Item]:
     if isinstance(file, io.BytesIO):
         return np.frombuffer(file.getbuffer(), dtype=dtype, count=length)
-    file.flush()
-    if not length:
-        return np.empty(0, dtype=dtype)
-    # The mapping keeps the unlinked file alive; its pages are the kernel's to drop.
-    return np.memmap(file, dtype=dtype, mode="r", shape=(length,))
+    with file:
+        if not length:
+            return np.empty(0, dtype=dtype)
+        file.flush()
+        # The mapping has its own handle on the unlinked file; its pages are the kernel's to drop.
+        return np.memmap(file, dtype=dtype, mode="r", shape=(length,))

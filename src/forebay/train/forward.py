@@ -61,16 +61,17 @@ def sum_of_token_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Ten
     """Cross entropy of every label with the prediction one position before it, added up.
 
     Args:
-        logits: [rows, length, vocabulary], any float dtype; computed on in float32.
+        logits: [rows, length, vocabulary]; 16-bit ones are computed on in float32.
         labels: int64 [rows, length], `IGNORED` where nothing is learned.
 
     Returns:
-        A float32 scalar.
+        A scalar, float32 (float64 for float64 logits).
     """
     # The labels move and not the logits: a slice of the logits would be copied whole.
     targets = functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
+    scores = logits.reshape(-1, logits.shape[-1])
     return functional.cross_entropy(
-        logits.reshape(-1, logits.shape[-1]).float(),
+        scores.float() if scores.element_size() < 4 else scores,
         targets.reshape(-1),
         ignore_index=IGNORED,
         reduction="sum",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import torch
 
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from forebay.train.signals import StopSignals
 
 __all__ = ["Engine", "Loop", "Reporter"]
+
+
+_DIVERGED: Final = "lower --lr, lengthen --warmup-steps, or train in bfloat16 or float32"
 
 
 class Engine(Protocol):
@@ -87,6 +90,8 @@ class Loop:
         total_steps: Updates to make.
         eval_every: Updates between evaluations.
         save_every: Updates between saves; None saves none.
+        most_skips: Skipped updates in a row that end the run; None for no bound, where a loss
+            scale is looking for its value.
         router_weight: Weight of a mixture of experts' own loss.
         reporter: Where figures go.
         stop: Asked after every update.
@@ -94,6 +99,7 @@ class Loop:
         position: The next row.
         steps_done: Updates made, skipped ones included.
         tokens_done: Tokens trained on, padding left out.
+        skips_in_a_row: Updates skipped since the last one that was applied.
     """
 
     engine: Engine
@@ -103,6 +109,7 @@ class Loop:
     total_steps: int
     eval_every: int
     save_every: int | None
+    most_skips: int | None
     router_weight: float
     reporter: Reporter
     stop: StopSignals
@@ -110,12 +117,13 @@ class Loop:
     position: Position = field(default_factory=lambda: Position(0, 0))
     steps_done: int = 0
     tokens_done: int = 0
+    skips_in_a_row: int = 0
 
     def run(self) -> None:
         """Train; `steps_done` and `position` say how far it came.
 
         Raises:
-            GradientError: The loss is not a number; the weights are those of the last update.
+            GradientError: A loss is not finite; the weights are those of the last update.
             BudgetError: The device's memory ran out.
         """
         self._evaluate()
@@ -159,6 +167,16 @@ class Loop:
                 epoch=self.position.epoch + self.position.row / self.batches.num_rows,
             )
         )
+        self._count_skips()
+
+    def _count_skips(self) -> None:
+        self.skips_in_a_row = 0 if self.engine.was_step_applied() else self.skips_in_a_row + 1
+        if self.most_skips is not None and self.skips_in_a_row >= self.most_skips:
+            raise GradientError(
+                f"{self.skips_in_a_row} updates in a row were skipped, the last at step "
+                f"{self.steps_done} of {self.total_steps}: their gradients are not finite",
+                hint=_DIVERGED,
+            )
 
     def _train(self, window: Window) -> float:
         """Forward and backward of each micro-batch, then the update; returns the window's loss."""
@@ -187,7 +205,7 @@ class Loop:
         raise GradientError(
             f"the loss is {loss} at step {self.steps_done + 1} of {self.total_steps}; no weight "
             "was changed by it",
-            hint="lower --lr, lengthen --warmup-steps, or train in bfloat16 or float32",
+            hint=_DIVERGED,
         )
 
     def _evaluate(self) -> None:
@@ -195,6 +213,12 @@ class Loop:
             return
         began = time.monotonic()
         loss = evaluate(self.engine, self.held_out, device=self.device)
+        if not math.isfinite(loss):
+            raise GradientError(
+                f"the evaluation loss is {loss} after {self.steps_done} of {self.total_steps} "
+                "updates",
+                hint="lower --lr" if self.steps_done else "check the model's weights",
+            )
         self.reporter.evaluation(
             EvalRecord(step=self.steps_done, loss=loss, seconds=time.monotonic() - began)
         )

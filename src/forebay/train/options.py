@@ -157,4 +157,6 @@ class TrainOptions:
 def _at_least(least: int, values: dict[str, int | None]) -> None:
     for option, value in values.items():
         if value is not None and value < least:
-            raise ConfigError(f"{option} must be at least {least}, got {value}")
+            raise ConfigError(
+                f"{option} must be at least {least}, got {value}", hint=f"{option} {least}"
+            )

@@ -5,7 +5,12 @@ Everything goes to files and to stderr; stdout belongs to the command's result.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
+import math
+import statistics
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -14,16 +19,25 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from forebay.units_of_measure import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
     from types import TracebackType
 
     from forebay.train.records import EvalRecord, StepRecord, Summary
 
-__all__ = ["RunReporter", "bytes_by_tier", "memory_lines", "summary_lines", "tier_line"]
+__all__ = [
+    "RunReporter",
+    "bytes_by_tier",
+    "logs_shown",
+    "memory_lines",
+    "summary_lines",
+    "tier_line",
+]
 
 # Lines of progress in a run whose stderr is a file.
 _LINES = 20
+# Updates whose time says how long the rest will take: enough to even out, few enough to follow.
+_RECENT = 50
 
 
 class RunReporter:
@@ -58,7 +72,7 @@ class RunReporter:
         self._memory = memory
         self._file = metrics.open("w", encoding="utf-8")
         self._events = _open_events(tensorboard, console)
-        self._elapsed = 0.0
+        self._recent: deque[float] = deque(maxlen=_RECENT)
         self.losses: list[float] = []
         self.eval_losses: list[tuple[int, float]] = []
         self._bar: Progress | None = None
@@ -74,7 +88,7 @@ class RunReporter:
         values = record.as_dict()
         self._write(values)
         self._log("train", record.step, values)
-        self._elapsed += record.seconds
+        self._recent.append(record.seconds)
         self.losses[1:] = [record.loss]
         text = self._step_text(record)
         if self._bar is not None and self._task is not None:
@@ -87,7 +101,6 @@ class RunReporter:
         values = record.as_dict()
         self._write(values)
         self._log("eval", record.step, {"loss": record.loss})
-        self._elapsed += record.seconds
         self.eval_losses.append((record.step, record.loss))
         self.say(f"evaluation after {record.step} updates: loss {record.loss:.4f}")
 
@@ -115,7 +128,7 @@ class RunReporter:
         self.close()
 
     def _step_text(self, record: StepRecord) -> str:
-        left = self._elapsed / record.step * (self._total_steps - record.step)
+        left = statistics.fmean(self._recent) * (self._total_steps - record.step)
         norm = "-" if record.grad_norm is None else f"{record.grad_norm:.3g}"
         parts = (
             f"step {record.step}/{self._total_steps}",
@@ -124,14 +137,18 @@ class RunReporter:
             f"norm {norm}",
             f"lr {record.learning_rate:.2e}",
             tier_line(self._memory()),
-            f"{format_seconds(round(left))} left" if left >= 1 else "",
+            f"{format_seconds(left)} left",
             "" if record.applied else "skipped: a gradient is not finite",
         )
         return "  ".join(part for part in parts if part)
 
     def _write(self, values: dict[str, Any]) -> None:
         # One write per line, flushed: what was measured survives whatever comes next.
-        self._file.write(json.dumps(values) + "\n")
+        finite = {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in values.items()
+        }
+        self._file.write(json.dumps(finite) + "\n")
         self._file.flush()
 
     def _log(self, group: str, step: int, values: dict[str, Any]) -> None:
@@ -140,6 +157,34 @@ class RunReporter:
         for name, value in values.items():
             if name != "step" and value is not None:
                 self._events.add_scalar(f"{group}/{name}", float(value), step)
+
+
+class _ConsoleHandler(logging.Handler):
+    """Shows log records above the progress bar."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(logging.INFO)
+        self._console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        kind = "" if record.levelno <= logging.INFO else f"{record.levelname.lower()}: "
+        text = kind + record.getMessage()
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+@contextlib.contextmanager
+def logs_shown(console: Console) -> Iterator[None]:
+    """While open, forebay's log goes to the console and nowhere else."""
+    logger = logging.getLogger("forebay")
+    handler, before = _ConsoleHandler(console), (logger.propagate, logger.level)
+    logger.addHandler(handler)
+    logger.propagate = False
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate, logger.level = before
 
 
 def bytes_by_tier(rows: Iterable[Any]) -> dict[str, dict[str, int]]:

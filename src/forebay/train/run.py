@@ -24,7 +24,13 @@ from forebay.train.corpus import Corpus, load_corpus, sequence_length
 from forebay.train.loop import Loop
 from forebay.train.model import ModelSource, choose_device
 from forebay.train.records import Summary
-from forebay.train.report import RunReporter, bytes_by_tier, memory_lines, summary_lines
+from forebay.train.report import (
+    RunReporter,
+    bytes_by_tier,
+    logs_shown,
+    memory_lines,
+    summary_lines,
+)
 from forebay.train.save import RunFolder
 from forebay.train.settings import Settings
 from forebay.train.signals import StopSignals
@@ -43,6 +49,8 @@ __all__ = ["train"]
 
 # Evaluations in a run that does not say how often, beside the one before the first update.
 _EVALUATIONS: Final = 5
+# Skipped updates in a row that end a run without loss scaling: one may be a bad batch.
+_MOST_SKIPS: Final = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +85,7 @@ def train(options: TrainOptions, *, console: Console) -> Summary:
     def announce(name: str) -> None:
         _say(console, f"{name}: ending after this step; once more to end at once")
 
-    with StopSignals(announce) as stop:
+    with StopSignals(announce) as stop, logs_shown(console):
         plan = _prepare(options, console)
         torch.manual_seed(options.seed)
         model = plan.source.load(
@@ -184,6 +192,7 @@ def _loop(
         total_steps=plan.total_steps,
         eval_every=options.eval_every or math.ceil(plan.total_steps / _EVALUATIONS),
         save_every=options.save_every,
+        most_skips=None if plan.config.precision.loss_scale else _MOST_SKIPS,
         router_weight=float(getattr(plan.source.config, "router_aux_loss_coef", None) or 0.0),
         reporter=reporter,
         stop=stop,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from forebay.config.facts import Facts
 from forebay.config.reader import read
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from forebay.train.model import ModelSource
 
 __all__ = ["Settings"]
+
+_Value = TypeVar("_Value")
 
 _DEFAULT_ROWS: Final = 8
 # Fine-tuning moves weights that are good already; from scratch there is a way to go.
@@ -96,6 +98,9 @@ class Settings:
                 accumulation_steps=options.accumulation,
                 fallback_micro_batch_size=_DEFAULT_ROWS,
                 learning_rate=self._learning_rate(),
+                betas=self._if_auto("betas", (0.9, 0.999)),
+                eps=self._if_auto("eps", 1e-8),
+                weight_decay=self._if_auto("weight_decay", 0.0),
                 total_steps=total_steps,
                 warmup_steps=self._warmup_steps(total_steps),
                 asker="forebay train",
@@ -120,6 +125,10 @@ class Settings:
         if self.options.learning_rate is not None or written not in (None, "auto"):
             return self.options.learning_rate
         return _FROM_SCRATCH_LR if self.source.is_from_scratch else _FINE_TUNING_LR
+
+    def _if_auto(self, name: str, value: _Value) -> _Value | None:
+        """Answers an "auto" among the optimizer's arguments, as torch's Adam would."""
+        return value if _value(self.raw, "optimizer", "params", name) == "auto" else None
 
     def _warmup_steps(self, total_steps: int) -> int | None:
         written = _value(self.raw, "scheduler", "params", "warmup_num_steps")
@@ -174,7 +183,8 @@ def _override(raw: dict[str, Any], text: str) -> None:
         if not isinstance(inner, dict):
             raise ConfigError(
                 f'the override "{text}" goes into {".".join(names[:depth])}, which is '
-                f"{json.dumps(inner)} and no section"
+                f"{json.dumps(inner)} and no section",
+                hint="name a key of a section, as in the configuration's JSON",
             )
         at = inner
     at[names[-1]] = value
