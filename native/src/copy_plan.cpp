@@ -1,9 +1,9 @@
 #include "forebay/copy_plan.h"
 
 #include <algorithm>
-#include <atomic>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 namespace forebay {
 namespace {
@@ -24,19 +24,24 @@ void put(std::vector<CopySpan>& piece, const CopySpan& span) {
 }  // namespace
 
 CopyPlan::CopyPlan(std::size_t piece_bytes)
-    : piece_bytes_(piece_bytes), pieces_(std::make_shared<CopyPieces>()) {
+    : piece_bytes_(piece_bytes), shared_(std::make_shared<Shared>()) {
     if (piece_bytes == 0) {
         throw std::invalid_argument("piece_bytes must be at least 1, not 0");
     }
 }
 
+std::shared_ptr<const CopyPieces> CopyPlan::snapshot() const {
+    shared_->seen.store(true, std::memory_order_relaxed);
+    return {shared_, &shared_->pieces};
+}
+
 CopyPieces& CopyPlan::own_pieces() {
-    if (pieces_.use_count() > 1) {
-        pieces_ = std::make_shared<CopyPieces>(*pieces_);
+    if (shared_->seen.load(std::memory_order_relaxed)) {
+        auto copy = std::make_shared<Shared>();
+        copy->pieces = shared_->pieces;
+        shared_ = std::move(copy);
     }
-    // A lane that has just let go of its snapshot read it before this thread writes.
-    std::atomic_thread_fence(std::memory_order_acquire);
-    return *pieces_;
+    return shared_->pieces;
 }
 
 void CopyPlan::append(CopySpan span) {

@@ -63,6 +63,25 @@ TEST(pieces_follow_pieces) {
     }
 }
 
+TEST(a_copy_is_not_forgotten_when_its_predecessor_goes_on_meanwhile) {
+    const auto source = counted(4);
+    std::vector<std::uint8_t> target(4);
+    Link link(std::make_shared<MemcpyEngine>(), {});
+    const CopyPlan plan = plan_of(target, source, 1);
+    for (int round = 0; round < 2000; ++round) {
+        LinkOrder order;
+        order.piecewise = std::make_shared<Ticket>(4);
+        // Never ends: every single piece has to wake the lane.
+        std::thread walker([&order] {
+            for (std::size_t piece = 0; piece < 4; ++piece) {
+                order.piecewise->mark_done(piece);
+            }
+        });
+        wait(link.copy(plan, order));
+        walker.join();
+    }
+}
+
 TEST(sums_share_a_ring) {
     auto pool = Pool(kernel_table(""), 2, {});
     std::vector<float> memory(2 * 256);

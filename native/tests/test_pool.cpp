@@ -135,6 +135,16 @@ TEST(failures_poison_dependents) {
     CHECK(same(part.master, before));
 }
 
+TEST(work_is_not_forgotten_when_its_predecessor_ends_meanwhile) {
+    Pool pool(best(), 2, {});
+    for (int round = 0; round < 2000; ++round) {
+        auto gate = std::make_shared<Ticket>(1);
+        std::thread ender([&gate] { gate->finish(); });
+        wait(pool.square_sums({}, DType::float32, {gate}));
+        ender.join();
+    }
+}
+
 TEST(an_empty_part_waits_for_its_predecessors) {
     Pool pool(best(), 1, {});
     auto gate = std::make_shared<Ticket>(1);

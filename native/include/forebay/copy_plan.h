@@ -2,6 +2,7 @@
 // Plans hold addresses only; they may be built once and used for every step.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <memory>
 #include <mutex>
@@ -25,18 +26,24 @@ public:
     // Places the copy in a piece of the caller's choice, whatever its size.
     void add(std::size_t piece, CopySpan span);
 
-    std::size_t pieces() const noexcept { return pieces_->size(); }
+    std::size_t pieces() const noexcept { return shared_->pieces.size(); }
     std::size_t bytes() const noexcept { return bytes_; }
     // Unchanged by later append and add calls.
-    std::shared_ptr<const CopyPieces> snapshot() const noexcept { return pieces_; }
+    std::shared_ptr<const CopyPieces> snapshot() const;
 
 private:
+    // Written by nobody once it has been seen from outside: the next change copies it.
+    struct Shared {
+        CopyPieces pieces;
+        std::atomic<bool> seen{false};
+    };
+
     CopyPieces& own_pieces();
 
     std::size_t piece_bytes_;
     std::size_t bytes_ = 0;
     std::size_t last_piece_bytes_ = 0;
-    std::shared_ptr<CopyPieces> pieces_;
+    std::shared_ptr<Shared> shared_;
 };
 
 // Fixed host memory cut into equal slots. Thread-safe; several links may share one ring.
