@@ -13,7 +13,7 @@ from typing import Final
 
 from forebay.errors import ConfigError
 
-__all__ = ["format_bytes", "format_seconds", "parse_bytes", "parse_seconds"]
+__all__ = ["budget_text", "format_bytes", "format_seconds", "parse_bytes", "parse_seconds"]
 
 _BYTE_UNITS: Final = {
     "B": 1,
@@ -93,6 +93,19 @@ def format_bytes(num_bytes: int) -> str:
         if abs(size) < 1023.95:
             return f"{size:.1f} {unit}"
     return f"{size / 1024:.1f} PiB"
+
+
+def budget_text(num_bytes: int) -> str:
+    """The smallest whole number of a unit that holds a size, as a configuration spells it.
+
+    Example:
+        >>> budget_text(25769803777), budget_text(512)
+        ('25GiB', '512B')
+    """
+    for name, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if num_bytes >= size:
+            return f"{-(-num_bytes // size)}{name}"
+    return f"{num_bytes}B"
 
 
 def parse_seconds(text: str | float) -> float:

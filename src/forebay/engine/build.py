@@ -5,6 +5,8 @@ It refuses what does not fit before any model memory is touched.
 
 from __future__ import annotations
 
+import mmap
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,17 +16,17 @@ from forebay.engine.part import PartMemory, PartStorage
 from forebay.engine.record import ParamRecord
 from forebay.engine.unit import Unit
 from forebay.errors import BudgetError
-from forebay.hardware.limits import host_ceiling
+from forebay.hardware.limits import HostCeiling, HostLimit, host_ceiling
 from forebay.model.inspect import OUTSIDE
 from forebay.model.layout import layout_unit
 from forebay.plan.memory import forecast
 from forebay.plan.placement import Accumulation, Placement, UnitPlacement, UpdatePlace
 from forebay.plan.solve import choose_places
 from forebay.tiers.heap import HeapTrimmer
-from forebay.units_of_measure import format_bytes
+from forebay.units_of_measure import budget_text, format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from torch import nn
 
@@ -32,6 +34,10 @@ if TYPE_CHECKING:
     from forebay.model.spec import ModelSpec
 
 __all__ = ["accumulation_for", "build_units", "move_the_rest", "place", "refuse_what_does_not_fit"]
+
+
+# Stands for a host budget where only the machine's own limits are asked for.
+_UNBOUNDED = 1 << 62
 
 
 def accumulation_for(options: EngineOptions) -> Accumulation:
@@ -77,26 +83,66 @@ def refuse_what_does_not_fit(placement: Placement, *, options: EngineOptions, cp
     Args:
         placement: What is to be placed.
         options: The budgets.
-        cpu: Whether the device tier lies in host memory too.
+        cpu: Whether the device tier lies in host memory too; the machine's limits then bind both.
 
     Raises:
         BudgetError: A tier is short; names both numbers and the bytes by role.
     """
-    sizes = forecast(placement)
-    host = sum(value for (tier, _), value in sizes.items() if tier == "host")
-    device = sum(value for (tier, _), value in sizes.items() if tier == "device")
+    page = mmap.PAGESIZE if cpu else 1
+    sizes = forecast(placement, device_page_bytes=page)
+    device = _total(sizes, "device")
     table = ", ".join(
         f"{tier} {role} {format_bytes(value)}" for (tier, role), value in sorted(sizes.items())
     )
     what = f"training state ({table})"
-    host_ceiling(options.host_budget).require(host, what=what)
+    ceilings = [host_ceiling(options.host_budget)]
+    if cpu and options.host_budget is not None:
+        ceilings.append(host_ceiling(_UNBOUNDED))
+    for ceiling in ceilings:
+        needed = _needed(sizes, cpu=cpu, limit=ceiling.limit)
+        hint = _way_out(placement, needed=needed, cpu=cpu, ceiling=ceiling)
+        ceiling.require(needed, what=what, hint=hint)
     if options.device_budget is not None and device > options.device_budget:
         raise BudgetError(
             f"cannot place {format_bytes(device)} of {what} on the device: device_budget is "
             f"{format_bytes(options.device_budget)}",
-            hint=f"raise forebay.device_budget to {format_bytes(device)}"
+            hint=f"raise forebay.device_budget to {budget_text(device)}"
             + ("" if cpu else ", or offload the optimizer state with offload_optimizer"),
         )
+
+
+def _total(sizes: Mapping[tuple[str, str], int], tier: str) -> int:
+    return sum(value for (at, _), value in sizes.items() if at == tier)
+
+
+def _needed(sizes: Mapping[tuple[str, str], int], *, cpu: bool, limit: HostLimit) -> int:
+    """Bytes that a limit binds: on `cpu` the machine's own limits bind the device tier too."""
+    host = _total(sizes, "host")
+    if not cpu or limit is HostLimit.HOST_BUDGET:
+        return host
+    everything = host + _total(sizes, "device")
+    # what is available now does not count the weights, which the model holds already
+    return everything - (
+        sizes.get(("device", "lp_params"), 0) if limit is HostLimit.AVAILABLE else 0
+    )
+
+
+def _way_out(placement: Placement, *, needed: int, cpu: bool, ceiling: HostCeiling) -> str | None:
+    """The nearest settings that fit."""
+    if ceiling.nbytes is None or needed <= ceiling.nbytes:
+        return None
+    key = "forebay.host_budget" if ceiling.limit is HostLimit.HOST_BUDGET else "it"
+    ways = [f"raise {key} to {budget_text(needed)}"]
+    page = mmap.PAGESIZE if cpu else 1
+    single = forecast(replace(placement, accumulation=Accumulation.SINGLE), device_page_bytes=page)
+    fewer = _needed(single, cpu=cpu, limit=ceiling.limit)
+    if fewer <= ceiling.nbytes:
+        ways.append(f"set gradient_accumulation_steps to 1 (needs {format_bytes(fewer)})")
+    if not cpu:
+        ways.append("keep state on the device (offload_optimizer.device: none)")
+    if ceiling.limit is HostLimit.AVAILABLE:
+        ways.append("set forebay.host_budget if the machine's memory grows as it is touched")
+    return ", or ".join(ways)
 
 
 def build_units(

@@ -35,11 +35,11 @@ from forebay.engine.unit import NanSource
 from forebay.errors import ForebayError, TransferError, UnsupportedError
 from forebay.hardware.affinity import CoreShare, Topology
 from forebay.hardware.limits import SwapWatch
-from forebay.links.lanes import RING_SLOTS, Lanes
+from forebay.links.lanes import Lanes
 from forebay.model.inspect import inspect_model
 from forebay.optim.device_math import HostMath, cuda_math
 from forebay.optim.rule import AdamRule
-from forebay.plan.memory import backlog_bytes
+from forebay.plan.memory import backlog_bytes, ring_bytes
 from forebay.plan.placement import Accumulation
 from forebay.plan.program import build_program
 from forebay.tiers.host import HostArena, PageLocking
@@ -55,10 +55,6 @@ if TYPE_CHECKING:
     from forebay.plan.program import Program
 
 __all__ = ["Engine"]
-
-# 16 MiB slots keep a link within a few percent of its bandwidth.
-_RING_BYTES = RING_SLOTS * (16 << 20)
-
 
 class Engine:
     """Trains one model with its state where the options put it.
@@ -352,11 +348,10 @@ class Engine:
 
 def _ring_maker(placement: Placement, memory: PartMemory) -> Callable[[], HostArena]:
     """Makes the ring's memory; no reference to the engine, which must be free to die."""
-    largest = max((p.elements for u in placement.units for p in u.layout.parts), default=0)
 
     def _make() -> HostArena:
         return HostArena(
-            min(_RING_BYTES, max(4096 * RING_SLOTS, 8 * largest)),
+            ring_bytes(placement),
             ledger=memory.ledger,
             role=Role.STAGING,
             what="gradients on their way to fp32 sums",

@@ -11,6 +11,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from forebay.errors import TransferError
+from forebay.plan.memory import RING_SLOTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,9 +28,6 @@ __all__ = ["PIECE_BYTES", "RING_SLOTS", "Lanes", "wait"]
 # From 8 MiB on a link runs within a few percent of its bandwidth; smaller pieces let a waited-for
 # transfer pass a bulk one sooner.
 PIECE_BYTES = 8 << 20
-
-# One slot is filled while another is added and a third waits; one more hides jitter.
-RING_SLOTS = 4
 
 # After every waited-for weight.
 _BULK_PRIORITY = 1 << 30

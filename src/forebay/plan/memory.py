@@ -1,11 +1,13 @@
 """Bytes that a placement takes, by tier and role: the same numbers that the engine reserves.
 
 Source of the figures: law 5 of the design (14 bytes of host memory per trainable parameter for
-16-bit weights and one backward per update, 16 with fp32 sums) and the parts' padded lengths.
+16-bit weights and one backward per update, 16 with fp32 sums) and the parts' padded lengths. The
+forecast is exact: every mapping is rounded up to pages, as the arenas are.
 """
 
 from __future__ import annotations
 
+import mmap
 from typing import TYPE_CHECKING
 
 from forebay.model.layout import ITEM_BYTES
@@ -15,42 +17,86 @@ if TYPE_CHECKING:
     from forebay.model.layout import PartLayout
     from forebay.plan.placement import Placement
 
-__all__ = ["backlog_bytes", "forecast", "part_bytes"]
+__all__ = ["RING_SLOTS", "backlog_bytes", "forecast", "part_bytes", "ring_bytes"]
 
-_MOMENT_BYTES = 8  # two fp32 moments
+# One slot is filled while another is added and a third waits; one more hides jitter.
+RING_SLOTS = 4
+# 16 MiB slots keep a link within a few percent of its bandwidth.
+_RING_BYTES = RING_SLOTS * (16 << 20)
+
 _SUM_BYTES = 4
 _BACKLOG_BYTES = 1 << 30
 
 
+def _rounded(nbytes: int, page_bytes: int) -> int:
+    return -(-nbytes // page_bytes) * page_bytes
+
+
 def part_bytes(
-    part: PartLayout, *, placement: Placement, update: UpdatePlace
+    part: PartLayout,
+    *,
+    placement: Placement,
+    update: UpdatePlace,
+    device_page_bytes: int = 1,
 ) -> dict[tuple[str, str], int]:
-    """Bytes of one part by (tier, role), with the names of `Tier` and `Role` values."""
+    """Bytes of one part by (tier, role), with the names of `Tier` and `Role` values.
+
+    Args:
+        part: The part.
+        placement: The model's placement.
+        update: Where the part's unit updates.
+        device_page_bytes: What each device allocation is rounded up to: the page size where the
+            device is the host.
+    """
     item, n = ITEM_BYTES[part.dtype], part.elements
     master = placement.master_layout(part.dtype)
-    sizes: dict[tuple[str, str], int] = {("device", "lp_params"): item * n}
+    page = mmap.PAGESIZE
+
+    def _on_device(nbytes: int) -> int:
+        return _rounded(nbytes, device_page_bytes)
+
+    sizes: dict[tuple[str, str], int] = {("device", "lp_params"): _on_device(item * n)}
     if update is not UpdatePlace.DEVICE:
-        sizes["host", "hp_params"] = 4 * n
-        sizes["host", "optim_states"] = _MOMENT_BYTES * n
-        if placement.accumulation is Accumulation.SINGLE:
-            sizes["host", "lp_grads"] = item * n
+        sizes["host", "hp_params"] = _rounded(4 * n, page)
+        sizes["host", "optim_states"] = _rounded(8 * n, page)
+        if placement.accumulation is Accumulation.SINGLE or part.dtype == "float32":
+            sizes["host", "lp_grads"] = _rounded(item * n, page)
         else:
-            sizes["host", "contiguous_grad_buffer"] = _SUM_BYTES * n
+            sizes["host", "contiguous_grad_buffer"] = _rounded(_SUM_BYTES * n, page)
     else:
         extra = {MasterLayout.WEIGHT: 0, MasterLayout.SPLIT: 2, MasterLayout.WHOLE: 4}[master]
-        sizes["device", "hp_params"] = extra * n
-        sizes["device", "optim_states"] = _MOMENT_BYTES * n
+        sizes["device", "hp_params"] = _on_device(extra * n)
+        sizes["device", "optim_states"] = 2 * _on_device(4 * n)
     return {key: value for key, value in sizes.items() if value}
 
 
-def forecast(placement: Placement) -> dict[tuple[str, str], int]:
-    """Bytes of the whole placement by (tier, role), staging not included."""
+def forecast(placement: Placement, *, device_page_bytes: int = 1) -> dict[tuple[str, str], int]:
+    """Bytes of the whole placement by (tier, role).
+
+    The ring that sums on the host pass through is in it; state that visits the device is not,
+    since it takes only what activations leave free.
+    """
     total: dict[tuple[str, str], int] = {}
     for unit in placement.units:
         for part in unit.layout.parts:
-            for key, value in part_bytes(part, placement=placement, update=unit.update).items():
+            sizes = part_bytes(
+                part,
+                placement=placement,
+                update=unit.update,
+                device_page_bytes=device_page_bytes,
+            )
+            for key, value in sizes.items():
                 total[key] = total.get(key, 0) + value
+    sums = any(unit.update is UpdatePlace.HOST for unit in placement.units)
+    if sums and placement.accumulation is Accumulation.HOST_SUM:
+        total["host", "staging"] = _rounded(ring_bytes(placement), mmap.PAGESIZE)
     return total
+
+
+def ring_bytes(placement: Placement) -> int:
+    """Bytes of the ring that gradients pass through on their way to sums on the host."""
+    largest = max((p.elements for unit in placement.units for p in unit.layout.parts), default=0)
+    return min(_RING_BYTES, max(mmap.PAGESIZE * RING_SLOTS, 8 * largest))
 
 
 def backlog_bytes(placement: Placement) -> int:

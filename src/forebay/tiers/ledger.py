@@ -14,7 +14,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
 from forebay.errors import BudgetError
-from forebay.units_of_measure import format_bytes
+from forebay.units_of_measure import budget_text, format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -259,13 +259,5 @@ def _over_budget(tier: Tier, *, nbytes: int, held: int, budget: int, what: str) 
     return BudgetError(
         f"cannot place {format_bytes(nbytes)} of {what} on the {tier.value} tier: its budget is "
         f"{format_bytes(budget)}, of which {format_bytes(held)} are taken",
-        hint=f"raise {_BUDGET_KEYS[tier]} to {_round_up(needed)}",
+        hint=f"raise {_BUDGET_KEYS[tier]} to {budget_text(needed)}",
     )
-
-
-def _round_up(nbytes: int) -> str:
-    """The next whole unit, spelled as a budget is written in a configuration."""
-    for name, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if nbytes >= size:
-            return f"{-(-nbytes // size)}{name}"
-    return f"{nbytes}B"
