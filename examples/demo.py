@@ -34,7 +34,6 @@ from forebay.data.entropy import ByteEntropy
 SEQUENCE_LENGTH = 256
 SEED = 0
 EVAL_FRACTION = 0.01
-COMPARED_STEPS = 12
 
 # 1.3M parameters: 32 numbers a head, five heads, four blocks.
 MODEL = {
@@ -74,8 +73,8 @@ def main() -> int:
     summary = json.loads((folder / "train" / "summary.json").read_text())
     _title("against the text itself")
     learned = beats_byte_pairs(summary["eval_losses"][-1]["loss"], held_out_entropy(inputs))
-    _title(f"{COMPARED_STEPS} updates, state on the host and on the device")
-    same = same_losses(inputs, folder)
+    _title(f"{arguments.compared} updates, state on the host and on the device")
+    same = same_losses(inputs, folder, steps=arguments.compared)
     _title("a sample, from the saved folder through transformers")
     print(sample(Path(summary["model"]), tokens=arguments.tokens))
     _title(f"{time.monotonic() - began:.0f} s in all")
@@ -135,13 +134,13 @@ def beats_byte_pairs(loss: float, entropy: ByteEntropy) -> bool:
     return False
 
 
-def same_losses(inputs: Path, folder: Path) -> bool:
+def same_losses(inputs: Path, folder: Path, *, steps: int) -> bool:
     """Trains twice, with and without offload, and compares every loss bit by bit."""
     series = {}
     for device in ("cpu", "none"):
         setting = f"zero_optimization.offload_optimizer.device={device}"
         output = folder / f"offload-{device}"
-        if run(inputs, output, steps=COMPARED_STEPS, fraction=0.0, settings=setting):
+        if run(inputs, output, steps=steps, fraction=0.0, settings=setting):
             return False
         lines = (output / "metrics.jsonl").read_text().splitlines()
         series[device] = [json.loads(line)["loss"] for line in lines]
@@ -170,7 +169,8 @@ def sample(model_folder: Path, *, tokens: int) -> str:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train a small model on the Python library.")
     parser.add_argument("--output", type=Path, default=Path("runs/demo"))
-    parser.add_argument("--steps", type=int, default=500, help="updates of the main run")
+    parser.add_argument("--steps", type=int, default=400, help="updates of the main run")
+    parser.add_argument("--compared", type=int, default=12, help="updates of the two short runs")
     parser.add_argument("--tokens", type=int, default=400, help="length of the sample")
     return parser.parse_args()
 
