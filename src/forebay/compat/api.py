@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,7 +21,6 @@ from forebay.errors import ConfigError, UnsupportedError
 from forebay.optim.loss_scale import DynamicLossScale, LossScaleConfig, StaticLossScale
 from forebay.optim.schedule import Schedule
 from forebay.plan.placement import UpdatePlace
-from forebay.tiers.heap import HeapTrimmer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -94,7 +94,6 @@ def initialize(
             asker="forebay.initialize",
         ),
     )
-    cast_model(model, precision=resolved.precision)
     client = build_optimizer(
         model, given=optimizer, parameters=model_parameters, spec=resolved.optimizer
     )
@@ -103,10 +102,16 @@ def initialize(
         model,
         groups=client.param_groups,
         rule=rule,
-        options=engine_options(resolved),
+        options=replace(
+            engine_options(resolved), cast_to=_cast_to(model, precision=resolved.precision)
+        ),
     )
-    offloaded = OffloadedOptimizer(core, client)
-    scheduler = _scheduler(lr_scheduler, resolved, offloaded)
+    try:
+        offloaded = OffloadedOptimizer(core, client)
+        scheduler = _scheduler(lr_scheduler, resolved, offloaded)
+    except BaseException:
+        core.close()
+        raise
     engine = TrainingEngine(core, optimizer=offloaded, config=resolved, scheduler=scheduler)
     loader = None
     if training_data is not None:
@@ -141,22 +146,16 @@ def engine_options(
     )
 
 
-def cast_model(model: nn.Module, *, precision: PrecisionSpec) -> None:
-    """Give a float32 model the configuration's working dtype, parameter by parameter.
+def _cast_to(model: nn.Module, *, precision: PrecisionSpec) -> torch.dtype | None:
+    """What float32 parameters become; None where the model has its working dtype already.
 
     A model that already has parameters of that dtype is left as it is, so that float32 norms or
     adapters in a 16-bit model keep theirs. Buffers are never cast.
     """
     dtype = _DTYPES[precision.dtype]
-    params = list(model.parameters())
-    if dtype is torch.float32 or any(p.dtype is dtype for p in params):
-        return
-    heap = HeapTrimmer(every_bytes=64 << 20)
-    for param in params:
-        if param.dtype is torch.float32:
-            freed_bytes = param.nbytes if param.device.type == "cpu" else 0
-            param.data = param.data.to(dtype)
-            heap.freed(freed_bytes)
+    if dtype is torch.float32 or any(p.dtype is dtype for p in model.parameters()):
+        return None
+    return dtype
 
 
 def init_distributed(

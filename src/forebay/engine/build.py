@@ -195,10 +195,30 @@ def _host_bytes(tensors: Sequence[torch.Tensor]) -> int:
 
 
 def move_the_rest(
-    model: nn.Module, *, trained: Sequence[nn.Parameter], device: torch.device
+    model: nn.Module,
+    *,
+    trained: Sequence[nn.Parameter],
+    device: torch.device,
+    cast_to: torch.dtype | None = None,
 ) -> None:
-    """Move frozen parameters and buffers to the device, each in place of its old value."""
+    """Move frozen parameters and buffers to the device, each in place of its old value.
+
+    Args:
+        model: The model.
+        trained: What has been moved already.
+        device: Where to.
+        cast_to: What float32 parameters become; buffers keep their dtype.
+    """
+    heap = HeapTrimmer(every_bytes=64 << 20)
     known = {id(param) for param in trained}
-    for tensor in [*model.parameters(), *model.buffers()]:
-        if id(tensor) not in known and tensor.device != device:
-            tensor.data = tensor.data.to(device)
+    for param in model.parameters():
+        if id(param) not in known:
+            cast = cast_to is not None and param.dtype is torch.float32
+            left_bytes = _host_bytes([param])
+            moved = param.data.to(device, cast_to if cast else param.dtype)
+            if moved is not param.data:
+                param.data = moved
+                heap.freed(left_bytes)
+    for buffer in model.buffers():
+        if buffer.device != device:
+            buffer.data = buffer.data.to(device)

@@ -22,7 +22,7 @@ from forebay.engine.build import (
     place,
     refuse_what_does_not_fit,
 )
-from forebay.engine.collector import Collector
+from forebay.engine.collector import Collector, hook_of
 from forebay.engine.executor import Executor
 from forebay.engine.hooks import HookActions, ModuleHooks
 from forebay.engine.masters import refresh_master
@@ -51,10 +51,12 @@ if TYPE_CHECKING:
     from torch import nn
 
     from forebay.engine.record import ParamRecord
+    from forebay.model.inspect import InspectedModel
     from forebay.plan.placement import Placement
     from forebay.plan.program import Program
 
 __all__ = ["Engine"]
+
 
 class Engine:
     """Trains one model with its state where the options put it.
@@ -87,54 +89,86 @@ class Engine:
         self.options = options
         self.groups = groups
         self.clip_norm = options.clip_norm
-        self._rule = rule
+        self.skipped_steps = 0
+        self.last_outcome: StepOutcome | None = None
+        self._swap = SwapWatch()
         for group in groups:
             rule.validate(group)
         _refuse_mixed_directions(groups)
+        inspected = self._plan(model)
+        self._allocate(inspected)
+        self._connect(rule)
+        # Native lanes must stop before the memory that they copy is collected.
+        weakref.finalize(self, self.lanes.close)
+        self._hooks = ModuleHooks(
+            model,
+            units=self.units,
+            owners=inspected.owners,
+            actions=HookActions(
+                make_ready=self._barrier.make_ready,
+                on_output=self.collector.window.touch,
+                quiesce=self.quiesce,
+                settle=self._streamer.settle,
+            ),
+        )
+        self.collector.attach(self)
+        self._by_param = {id(record.param): record for record in self.collector.records}
+
+    def _plan(self, model: nn.Module) -> InspectedModel:
+        """Look, decide and refuse; nothing is touched."""
+        options = self.options
         inspected = inspect_model(
             model,
-            groups=groups,
+            groups=self.groups,
             unit_elements=options.unit_elements,
             whole=options.whole_modules,
+            cast_to=options.cast_to,
         )
+        if any(hook_of(param) is not None for param in inspected.params):
+            raise UnsupportedError(
+                "a parameter of the model is trained by another engine that is still open",
+                hint="close() that engine (or optimizer) first",
+            )
         self.accelerator = accelerator_for(options.device)
-        cpu = self.accelerator.device.type == "cpu"
-        self.placement = place(inspected.spec, options=options, device=self.accelerator.device)
-        refuse_what_does_not_fit(self.placement, options=options, cpu=cpu)
+        device = self.accelerator.device
+        self.placement = place(inspected.spec, options=options, device=device)
+        refuse_what_does_not_fit(self.placement, options=options, cpu=device.type == "cpu")
+        return inspected
+
+    def _allocate(self, inspected: InspectedModel) -> None:
+        """Make the memory and move the model into it."""
+        options, device = self.options, self.accelerator.device
         self.ledger = Ledger({Tier.DEVICE: options.device_budget, Tier.HOST: options.host_budget})
         core = native.core()
         locking = None
-        if options.page_lock and not cpu:
+        if options.page_lock and device.type != "cpu":
             locking = PageLocking(self.accelerator.copy_engine(core))
-        self._memory = PartMemory(
-            device=self.accelerator.device, ledger=self.ledger, page_locking=locking
-        )
+        memory = PartMemory(device=device, ledger=self.ledger, page_locking=locking)
         self.cores = _cores(options)
-        self.units = build_units(inspected, placement=self.placement, memory=self._memory)
-        move_the_rest(model, trained=inspected.params, device=self.accelerator.device)
+        self.units = build_units(inspected, placement=self.placement, memory=memory)
+        move_the_rest(self.module, trained=inspected.params, device=device, cast_to=options.cast_to)
         self.lanes = Lanes(
             core,
             accelerator=self.accelerator,
             cores=self.cores,
-            make_ring=_ring_maker(self.placement, self._memory),
+            make_ring=_ring_maker(self.placement, memory),
             backlog_bytes=backlog_bytes(self.placement),
             fault=options.fault,
         )
-        self._math = HostMath(core, self.lanes.pool) if cpu else cuda_math(self.accelerator.device)
-        self._nans = NanSource(self.accelerator.device)
-        self._room = DeviceRoom(
-            self.accelerator.device, ledger=self.ledger, staging_bytes=options.staging_bytes
-        )
+
+    def _connect(self, rule: AdamRule) -> None:
+        """Make what works on that memory."""
+        options, device = self.options, self.accelerator.device
+        on_host = device.type == "cpu"
+        self._nans = NanSource(device)
+        self._room = DeviceRoom(device, ledger=self.ledger, staging_bytes=options.staging_bytes)
         self._streamer = Streamer(
-            lanes=self.lanes,
-            accelerator=self.accelerator,
-            ledger=self.ledger,
-            room=self._room,
+            lanes=self.lanes, accelerator=self.accelerator, ledger=self.ledger, room=self._room
         )
         self._executor = Executor(
             self.units,
             lanes=self.lanes,
-            math=self._math,
+            math=HostMath(self.lanes.core, self.lanes.pool) if on_host else cuda_math(device),
             nans=self._nans,
             streamer=self._streamer,
             piece_elements=self.placement.piece_elements,
@@ -158,24 +192,6 @@ class Engine:
             make_ready=self._barrier.make_ready,
             nans=self._nans,
         )
-        # Native lanes must stop before the memory that they copy is collected.
-        weakref.finalize(self, self.lanes.close)
-        self._swap = SwapWatch()
-        self.skipped_steps = 0
-        self.last_outcome: StepOutcome | None = None
-        self._hooks = ModuleHooks(
-            model,
-            units=self.units,
-            owners=inspected.owners,
-            actions=HookActions(
-                make_ready=self._barrier.make_ready,
-                on_output=self.collector.window.touch,
-                quiesce=self.quiesce,
-                settle=self._streamer.settle,
-            ),
-        )
-        self.collector.attach(self)
-        self._by_param = {id(record.param): record for record in self.collector.records}
 
     @property
     def program(self) -> Program:

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from forebay.engine.module_hook import ModuleHook
 from forebay.engine.unit import Unit, WeightState
-from forebay.errors import PendingWeightError
+from forebay.errors import PendingWeightError, UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -109,6 +109,7 @@ class ModuleHooks:
             self._handles += [
                 module.register_state_dict_pre_hook(self._hook(self._before_state_dict)),
                 module.register_load_state_dict_pre_hook(self._hook(self._before_load)),
+                module.register_load_state_dict_post_hook(self._hook(self._after_load)),
             ]
         self._notes = [
             module.register_forward_pre_hook(self._hook(self._note)) for module in root.modules()
@@ -197,6 +198,18 @@ class ModuleHooks:
 
     def _before_load(self, *_args: Any) -> None:
         self._act.quiesce("load_state_dict")
+
+    def _after_load(self, module: nn.Module, _incompatible: Any) -> None:
+        _, units = self._owned.get(id(module), (module, []))
+        kept = {id(param) for param in module._parameters.values()}
+        for record in (record for unit in units for record in unit.records):
+            owned = any(owner is module for owner in self._owners[record.index])
+            if owned and id(record.param) not in kept:
+                raise UnsupportedError(
+                    f"{record.label} was replaced by another parameter, which forebay does not "
+                    "train",
+                    hint="call load_state_dict without assign=True",
+                )
 
     def _before_copy(self, memo: dict[int, Any] | None) -> None:
         pending = [r for unit in self._units for r in unit.records if r.pending]

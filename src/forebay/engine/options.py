@@ -57,6 +57,7 @@ class EngineOptions:
             gradients are summed on the host, else part of it streamed.
         places: Chooses the update place of every unit of a model, before `update`.
         staging_bytes: Device bytes for state that visits; None for what activations leave free.
+        cast_to: What float32 parameters become when forebay takes over; None leaves them.
         clip_norm: Bound on the global gradient norm; None does not clip.
         backwards: Backwards per update where the caller knows; None learns it.
         sum_place: Where several backwards are summed.
@@ -78,6 +79,7 @@ class EngineOptions:
     update: UpdatePlace | None = None
     places: Callable[[ModelSpec], Sequence[UpdatePlace]] | None = None
     staging_bytes: int | None = None
+    cast_to: torch.dtype | None = None
     clip_norm: float | None = None
     backwards: int | None = None
     sum_place: SumPlace = SumPlace.HOST

@@ -18,11 +18,13 @@ class FaultScript:
     Attributes:
         seed: Seed of the delays and of the order among jobs that are ready.
         max_delay_us: Each piece is executed after a delay drawn from [0, this], microseconds.
-        fail_at: The piece, counted from 0 over both directions, that fails; -1 for none.
+        fail_at: The piece on its way down, counted from 0, that fails; -1 for none.
+        fail_up_at: The piece on its way up that fails; -1 for none.
         fail_text: The failure's text.
     """
 
     seed: int
     max_delay_us: int = 0
     fail_at: int = -1
+    fail_up_at: int = -1
     fail_text: str = "scripted failure"

@@ -79,7 +79,7 @@ class Lanes:
                     engine,
                     fault.seed + direction,
                     fault.max_delay_us,
-                    fault.fail_at if direction == 0 else -1,
+                    (fault.fail_at, fault.fail_up_at)[direction],
                     fault.fail_text,
                 )
             engines.append(engine)

@@ -13,7 +13,7 @@ from forebay.model.spec import ModelSpec, ParamSpec, UnitSpec
 from forebay.model.units import UnitMembers, units_by_blocks, units_by_size
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 __all__ = ["InspectedModel", "inspect_model", "refuse_wrapped"]
 
@@ -73,14 +73,35 @@ def refuse_wrapped(model: nn.Module) -> None:
             )
 
 
-def _dtype_name(param: nn.Parameter, name: str) -> str:
+def _dtype_name(param: nn.Parameter, name: str, cast_to: torch.dtype | None) -> str:
+    cast = cast_to is not None and param.dtype is torch.float32
     try:
-        return _DTYPES[param.dtype]
+        return _DTYPES[cast_to if cast and cast_to is not None else param.dtype]
     except KeyError:
         raise UnsupportedError(
             f"parameter {name} has dtype {param.dtype}",
             hint="trained parameters are float32, bfloat16 or float16; freeze or convert it",
         ) from None
+
+
+def _refuse_shared_memory(
+    model: nn.Module, trained: Mapping[int, nn.Parameter], names: Mapping[int, list[str]]
+) -> None:
+    """Two parameters over the same bytes would silently part when one of them moves."""
+    at: dict[tuple[torch.device, int], int] = {}
+    everything = {id(t): t for t in [*model.parameters(), *model.buffers(), *trained.values()]}
+    for key, tensor in everything.items():
+        if not tensor.numel() or type(tensor.data) is not torch.Tensor:
+            continue
+        other = at.setdefault((tensor.device, tensor.data_ptr()), key)
+        if other != key and (key in trained or other in trained):
+            first, second = (
+                names.get(k, ["a buffer or outside parameter"])[0] for k in (other, key)
+            )
+            raise UnsupportedError(
+                f"{first} and {second} share memory but are two tensors",
+                hint="tie weights by assigning the Parameter itself: a.weight = b.weight",
+            )
 
 
 def _names_and_owners(
@@ -101,6 +122,7 @@ def inspect_model(
     groups: Sequence[dict[str, Any]],
     unit_elements: int | None = None,
     whole: Sequence[nn.Module] = (),
+    cast_to: torch.dtype | None = None,
 ) -> InspectedModel:
     """Find the trained parameters, their units and their owners.
 
@@ -109,9 +131,10 @@ def inspect_model(
         groups: The optimizer's parameter groups; they decide what is trained and may interleave.
         unit_elements: Elements per unit; None lets units follow the module tree.
         whole: Modules whose parameters must stay in one unit.
+        cast_to: What float32 parameters will become; None leaves them.
 
     Raises:
-        UnsupportedError: Wrapped models, foreign dtypes, a parameter in two groups.
+        UnsupportedError: Wrapped models, foreign dtypes, memory that two parameters share.
     """
     refuse_wrapped(model)
     names, owners = _names_and_owners(model)
@@ -123,6 +146,7 @@ def inspect_model(
                 group_of[id(param)] = index
                 given[id(param)] = param
     trained = set(group_of)
+    _refuse_shared_memory(model, given, names)
     if unit_elements is None:
         units = units_by_blocks(model, trained=trained)
     else:
@@ -144,7 +168,7 @@ def inspect_model(
                     index=index,
                     names=known,
                     shape=tuple(param.shape),
-                    dtype=_dtype_name(param, known[0]),
+                    dtype=_dtype_name(param, known[0], cast_to),
                     group=group_of[id(param)],
                 )
             )
