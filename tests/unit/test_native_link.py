@@ -223,3 +223,18 @@ def test_many_callers_may_use_one_link(native):
         thread.join()
     assert all(np.array_equal(source, t) for t in targets)
     link.close()
+
+
+def test_waiting_costs_nothing(native):
+    """Idle pools and links, and a caller that waits, sleep in the kernel."""
+    pool = native.Pool(2, [])
+    link = native.Link(native.MemcpyEngine())
+    slow = native.Link(native.ScriptedEngine(native.MemcpyEngine(), 5, 1_000_000))
+    source, target = np.ones(10, np.uint8), np.zeros(10, np.uint8)
+    begin = time.process_time()
+    ticket = slow.copy(_plan(native, target, source, 10))
+    ticket.wait(1.0)
+    time.sleep(0.3)
+    assert time.process_time() - begin < 0.1
+    for closing in (link, slow, pool):
+        closing.close()
