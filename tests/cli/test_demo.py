@@ -35,6 +35,7 @@ def demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     library = tmp_path / "library"
+    small = {"stdlib": str(library)}
     library.mkdir()
     taken = 0
     for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")):
@@ -42,10 +43,12 @@ def demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         taken += path.stat().st_size
         if taken > 1_200_000:
             break
-    monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(library)})
+    real = sysconfig.get_paths
+    monkeypatch.setattr(
+        sysconfig, "get_paths", lambda *names, **more: {**real(*names, **more), **small}
+    )
     monkeypatch.setattr(module, "MODEL", {**module.MODEL, **_SMALL})
     monkeypatch.setattr(module, "SEQUENCE_LENGTH", 32)
-    monkeypatch.setattr(module, "COMPARED_STEPS", 3)
     return module
 
 
@@ -54,8 +57,8 @@ def test_demo_in_small(
 ) -> None:
     """Every part of the demo runs; only the bar of byte pairs is left out."""
     monkeypatch.setattr(demo, "beats_byte_pairs", lambda loss, entropy: loss < 6 > entropy.order1)
-    arguments = ["demo", "--output", str(tmp_path / "run"), "--steps", "4", "--tokens", "8"]
-    monkeypatch.setattr(sys, "argv", arguments)
+    arguments = ["--output", str(tmp_path / "run"), "--steps", "4", "--compared", "3"]
+    monkeypatch.setattr(sys, "argv", ["demo", *arguments, "--tokens", "8"])
     assert demo.main() == 0
     shown = capsys.readouterr().out
     assert "the same, bit for bit" in shown
