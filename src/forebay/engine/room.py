@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 __all__ = ["DeviceRoom"]
 
 
+# Between two looks a block's recomputed activations come and go.
+_SHARE_OF_PEAK = 0.95
+
+
 class DeviceRoom:
     """Free bytes for staging.
 
@@ -60,5 +64,5 @@ class DeviceRoom:
                 return 0
             allocated = torch.cuda.memory_allocated(self._device)
             self._peak = max(self._peak, allocated - self._staged_bytes())
-            bounds.append(self._peak - allocated)
+            bounds.append(int(_SHARE_OF_PEAK * self._peak) - allocated)
         return min(bounds, default=1 << 62)

@@ -111,12 +111,23 @@ class Streamer:
                 # its gradient has landed already: the host updates it
                 self._waiting.popleft()
                 continue
-            need = sum(state_item_bytes(p) * p.layout.elements for p in unit.parts)
-            if self._room.free_bytes() < need:
+            need = sum(
+                (state_item_bytes(p) + p.dtype.itemsize) * p.layout.elements for p in unit.parts
+            )
+            if self._room.free_bytes() - self._promised_bytes() < need:
                 break
             self._waiting.popleft()
             moved += self._fetch(unit)
         return moved
+
+    def _promised_bytes(self) -> int:
+        """Gradients still to come of units whose state is here: they will stay on the device."""
+        return sum(
+            part.weights.numel() * part.weights.element_size()
+            for unit in self._staged
+            if not unit.departed
+            for part in unit.parts
+        )
 
     def _fetch(self, unit: Unit) -> int:
         staging, moved = [], 0
