@@ -11,6 +11,7 @@ from torch import nn
 from forebay.errors import UnsupportedError
 from forebay.model.spec import ModelSpec, ParamSpec, UnitSpec
 from forebay.model.units import UnitMembers, units_by_blocks, units_by_size
+from forebay.model.whole import whole_modules
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -130,7 +131,8 @@ def inspect_model(
         model: The model as the user made it.
         groups: The optimizer's parameter groups; they decide what is trained and may interleave.
         unit_elements: Elements per unit; None lets units follow the module tree.
-        whole: Modules whose parameters must stay in one unit.
+        whole: Modules whose parameters must stay in one unit, beside those that are marked
+            (`forebay.model.whole`).
         cast_to: What float32 parameters will become; None leaves them.
 
     Raises:
@@ -147,10 +149,11 @@ def inspect_model(
                 given[id(param)] = param
     trained = set(group_of)
     _refuse_shared_memory(model, given, names)
+    kept = [*whole, *whole_modules(model)]
     if unit_elements is None:
-        units = units_by_blocks(model, trained=trained)
+        units = units_by_blocks(model, trained=trained, whole=kept)
     else:
-        units = units_by_size(model, trained=trained, unit_elements=unit_elements, whole=whole)
+        units = units_by_size(model, trained=trained, unit_elements=unit_elements, whole=kept)
     inside = {id(p) for unit in units for p in unit.params}
     outside = [param for key, param in given.items() if key not in inside]
     if outside:

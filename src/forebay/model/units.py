@@ -2,7 +2,8 @@
 
 By default each element of a `ModuleList`, `ModuleDict` or `Sequential` met first on the way down
 is one unit (a transformer block, with all of its experts), and neighbouring modules outside such
-lists share one. With a size asked for, parameters are packed in module order instead.
+lists share one. With a size asked for, parameters are packed in module order instead. Modules
+that must stay whole are never cut, either way.
 """
 
 from __future__ import annotations
@@ -33,8 +34,13 @@ def _is_block_list(module: nn.Module) -> bool:
     return isinstance(module, _CONTAINERS) and with_params > 1
 
 
-def _walk(module: nn.Module, name: str) -> Iterator[tuple[str, list[nn.Parameter], bool]]:
+def _walk(
+    module: nn.Module, name: str, whole: set[int]
+) -> Iterator[tuple[str, list[nn.Parameter], bool]]:
     """Yield (name, parameters, is_block) in module order."""
+    if id(module) in whole:
+        yield name or "root", list(module.parameters()), True
+        return
     own = list(module.parameters(recurse=False))
     if own:
         yield name, own, False
@@ -44,15 +50,18 @@ def _walk(module: nn.Module, name: str) -> Iterator[tuple[str, list[nn.Parameter
         if block_list:
             yield full, list(child.parameters()), True
         else:
-            yield from _walk(child, full)
+            yield from _walk(child, full, whole)
 
 
-def units_by_blocks(model: nn.Module, *, trained: set[int]) -> list[UnitMembers]:
+def units_by_blocks(
+    model: nn.Module, *, trained: set[int], whole: Sequence[nn.Module] = ()
+) -> list[UnitMembers]:
     """Units that follow the module tree.
 
     Args:
         model: The model.
         trained: `id`s of the parameters that are trained; others are left out.
+        whole: Modules that are not cut: one unit each, or part of the block around them.
 
     Returns:
         Units in module order, each parameter (tied ones too) in the first that owns it.
@@ -60,7 +69,7 @@ def units_by_blocks(model: nn.Module, *, trained: set[int]) -> list[UnitMembers]
     seen: set[int] = set()
     units: list[UnitMembers] = []
     run: UnitMembers | None = None
-    for name, params, is_block in _walk(model, ""):
+    for name, params, is_block in _walk(model, "", {id(module) for module in whole}):
         fresh = [p for p in params if id(p) in trained and id(p) not in seen]
         seen.update(id(p) for p in fresh)
         if not fresh:
@@ -85,9 +94,13 @@ def units_by_size(
         model: The model.
         trained: `id`s of the parameters that are trained.
         unit_elements: Elements per unit; at least 1.
-        whole: Modules whose parameters must stay in one unit whatever their size.
+        whole: Modules whose parameters must stay in one unit whatever their size, outer ones
+            before those inside them.
     """
-    kept = {id(p): n for n, module in enumerate(whole) for p in module.parameters()}
+    kept: dict[int, int] = {}
+    for n, module in enumerate(whole):
+        for param in module.parameters():
+            kept.setdefault(id(param), n)
     units: list[UnitMembers] = []
     size, current_whole = 0, None
     for name, param in model.named_parameters():
