@@ -110,7 +110,6 @@ def test_core_links_no_cuda(wheel: Path, tmp_path: Path) -> None:
     assert not [line for line in linked.splitlines() if "libcu" in line or "torch" in line]
 
 
-@pytest.mark.slow
 def test_without_a_compiler_the_fallback_trains(tmp_path: Path) -> None:
     """Neither the build nor the first step needs a compiler, CUDA or ninja (reports 1 and 2)."""
     source = _copy_of_tree(tmp_path / "source")
