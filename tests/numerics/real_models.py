@@ -6,8 +6,9 @@ state lives and which calls drive it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import transformers
@@ -20,9 +21,6 @@ from forebay.engine import EngineOptions, offload_with
 from forebay.engine.options import Timing
 from forebay.plan import UpdatePlace
 from numerics.training import Trained
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 VOCABULARY = 61
 DEVICE = default_device()
@@ -125,6 +123,10 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "mixtral": lambda: _causal(
         transformers.MixtralConfig(**_GROUPED, num_local_experts=6, num_experts_per_tok=1)
     ),
+    # Every expert takes part, so that the loss is a continuous function of the weights.
+    "dense_mixtral": lambda: _causal(
+        transformers.MixtralConfig(**_GROUPED, num_local_experts=3, num_experts_per_tok=3)
+    ),
     "transformer": Translator,
     "router": Router,
 }
@@ -142,6 +144,7 @@ class Job:
     checkpoints: str = "stored"
     steps: int = 4
     clip: float = 0.5
+    lr: float = 1e-2
 
 
 def build(job: Job) -> nn.Module:
@@ -167,22 +170,23 @@ def loss_of(model: Any, ids: torch.Tensor) -> torch.Tensor:
     return model(input_ids=ids, labels=ids)["loss"]
 
 
-def groups_of(model: nn.Module) -> list[dict[str, Any]]:
+def groups_of(model: nn.Module, job: Job) -> list[dict[str, Any]]:
     """Two groups that interleave: matrices decay, the rest does not and learns faster."""
     params = list(model.parameters())
     return [
         {"params": [p for p in params if p.ndim > 1], "weight_decay": 0.1},
-        {"params": [p for p in params if p.ndim <= 1], "weight_decay": 0.0, "lr": 3e-2},
+        {"params": [p for p in params if p.ndim <= 1], "weight_decay": 0.0, "lr": 3 * job.lr},
     ]
 
 
-Between = "Callable[[Any, Any, int], None] | None"
+# Called with model, optimizer and step after every step.
+Between = Callable[[Any, Any, int], None] | None
 
 
 def by_offload(job: Job, *, place: UpdatePlace = UpdatePlace.HOST, between: Between = None):
-    """Train in a plain loop; `between` is called after every step."""
+    """Train in a plain loop."""
     model = build(job)
-    source = torch.optim.AdamW(groups_of(model), lr=1e-2)
+    source = torch.optim.AdamW(groups_of(model, job), lr=job.lr)
     if place is UpdatePlace.HOST:
         model, optimizer = forebay.offload(model, source, device=DEVICE, clip_norm=job.clip)
     else:
@@ -218,11 +222,11 @@ def by_initialize(job: Job, *, place: UpdatePlace = UpdatePlace.HOST, between: B
             "stage": 2,
             "offload_optimizer": {"device": "cpu" if on_host else "none"},
         },
-        "optimizer": {"type": "AdamW", "params": {"lr": 1e-2}},
+        "optimizer": {"type": "AdamW", "params": {"lr": job.lr}},
         "forebay": {"synchronous": not on_host},
     }
     engine, optimizer, _, _ = forebay.initialize(
-        model=model, model_parameters=groups_of(model), config=config
+        model=model, model_parameters=groups_of(model, job), config=config
     )
     losses, norms = [], []
     for step in range(job.steps):

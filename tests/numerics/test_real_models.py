@@ -149,7 +149,7 @@ def test_tied_weights_stay_tied(name, face):
 def _plain_torch(job: Job):
     """The same job without forebay; fp32, so that the working weight is the master."""
     model = build(job).to(DEVICE)
-    optimizer = torch.optim.AdamW(groups_of(model), lr=1e-2)
+    optimizer = torch.optim.AdamW(groups_of(model, job), lr=job.lr)
     for step in range(job.steps):
         torch.manual_seed(step)
         loss_of(model, tokens(step)).backward()
@@ -186,13 +186,14 @@ def test_an_expert_that_is_never_chosen(name):
     seen = set()
     ids = torch.full((2, 8), 5, device=DEVICE)  # one token: one expert in each layer
     ids[:, 1::2] = 11
-    model = build(Job(name))
+    job = Job(name)
+    model = build(job)
     before = {key: value.clone() for key, value in model.state_dict().items()}
     for key, module in model.named_modules():
         if key.endswith("mlp.experts"):
             module.register_forward_pre_hook(lambda _, args: seen.update(args[1].unique().tolist()))
     model, optimizer = forebay.offload(
-        model, torch.optim.AdamW(groups_of(model), lr=1e-2), device=DEVICE
+        model, torch.optim.AdamW(groups_of(model, job), lr=job.lr), device=DEVICE
     )
     for _ in range(3):
         loss_of(model, ids).backward()
@@ -214,6 +215,6 @@ def test_an_expert_that_is_never_chosen(name):
         # no gradient, so the moments stay 0 and only the decay is left: three factors
         expected = before[key][expert]
         for _ in range(3):
-            expected = expected * torch.tensor(1.0 - 1e-2 * 0.1, dtype=torch.float32)
+            expected = expected * torch.tensor(1.0 - job.lr * 0.1, dtype=torch.float32)
         assert torch.equal(after[key][expert], expected)
     optimizer.close()
