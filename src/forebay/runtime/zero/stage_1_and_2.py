@@ -1,0 +1,15 @@
+"""Memory estimators under the names of `deepspeed.runtime.zero.stage_1_and_2`."""
+
+from __future__ import annotations
+
+from forebay.compat.estimators import (
+    estimate_zero2_model_states_mem_needs,
+    estimate_zero2_model_states_mem_needs_all_cold,
+    estimate_zero2_model_states_mem_needs_all_live,
+)
+
+__all__ = [
+    "estimate_zero2_model_states_mem_needs",
+    "estimate_zero2_model_states_mem_needs_all_cold",
+    "estimate_zero2_model_states_mem_needs_all_live",
+]

@@ -1,0 +1,180 @@
+"""The memory estimators: for one process the engine's own bytes, for several ZeRO's formulas."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from torch import nn
+
+import forebay
+from forebay.errors import ConfigError
+from forebay.plan.zero_memory import (
+    Backwards,
+    Cluster,
+    Offload,
+    blocks,
+    in_one_process,
+    in_several_processes,
+)
+from forebay.runtime.zero.stage3 import (
+    estimate_zero3_model_states_mem_needs,
+    estimate_zero3_model_states_mem_needs_all_cold,
+    estimate_zero3_model_states_mem_needs_all_live,
+)
+from forebay.runtime.zero.stage_1_and_2 import (
+    estimate_zero2_model_states_mem_needs,
+    estimate_zero2_model_states_mem_needs_all_cold,
+    estimate_zero2_model_states_mem_needs_all_live,
+)
+
+GIB = 2**30
+
+
+def _rows(text: str) -> list[tuple[float, float, str]]:
+    found = re.findall(r"^ *([\d.]+)GiB \| +([\d.]+)GiB \| (.*)$", text, re.MULTILINE)
+    return [(float(host), float(device), options) for host, device, options in found]
+
+
+@pytest.mark.parametrize("accumulation", [1, 4])
+@pytest.mark.parametrize("device", ["cpu", "none"])
+def test_one_process_is_what_the_engine_places(device, accumulation):
+    """The estimate is the allocator's own forecast: the ledger shows the same bytes."""
+    model = nn.Sequential(*(nn.Linear(300, 300) for _ in range(6))).bfloat16()
+    from forebay.compat.estimators import _live
+
+    size = _live(model)
+    backwards = Backwards.ONE if accumulation == 1 else Backwards.SEVERAL
+    offload = Offload.OPTIMIZER if device == "cpu" else Offload.NONE
+    memory = in_one_process(size.spec, offload=offload, backwards=backwards)
+    engine, *_ = forebay.initialize(
+        model=model,
+        optimizer=torch.optim.AdamW(model.parameters()),
+        config={
+            "train_micro_batch_size_per_gpu": 1,
+            "gradient_accumulation_steps": accumulation,
+            "zero_optimization": {"stage": 2, "offload_optimizer": {"device": device}},
+        },
+    )
+    with engine:
+        placed = {"host": 0, "device": 0}
+        for _ in range(accumulation):
+            engine.backward(engine(torch.ones(1, 300, dtype=torch.bfloat16)).sum())
+            engine.step()
+        for row in engine.ledger.table():
+            placed[row.tier.value] += row.nbytes
+    assert placed["host"] == memory.host_bytes
+    # the device of this test is the host, where each of three allocations a unit fills a page
+    assert placed["device"] <= memory.device_bytes + 6 * 3 * 4096
+
+
+def test_bytes_per_parameter_of_one_process():
+    spec = blocks(640_000_000)
+    ones = in_one_process(spec, offload=Offload.OPTIMIZER, backwards=Backwards.ONE)
+    assert ones.host_bytes == pytest.approx(14 * spec.elements, rel=1e-3)
+    several = in_one_process(spec, offload=Offload.OPTIMIZER, backwards=Backwards.SEVERAL)
+    assert several.host_bytes == pytest.approx(16 * spec.elements + (64 << 20), rel=1e-3)
+    resident = in_one_process(spec, offload=Offload.NONE, backwards=Backwards.ONE)
+    assert (resident.host_bytes, resident.device_bytes) == (
+        0,
+        pytest.approx(14 * spec.elements, rel=1e-3),
+    )
+
+
+def test_the_papers_figures():
+    """13B on 8 devices: stage 2 about 49 GB each, with offload about 29 GB."""
+    eight = Cluster(devices_per_node=8)
+    for offload, gigabytes in ((Offload.NONE, 48.75), (Offload.OPTIMIZER, 29.25)):
+        memory = in_several_processes(
+            13_000_000_000, stage=2, offload=offload, backwards=Backwards.ONE, cluster=eight
+        )
+        assert memory.device_bytes / 1e9 == pytest.approx(gigabytes)
+    third = in_several_processes(
+        8_000_000_000,
+        stage=3,
+        offload=Offload.NONE,
+        backwards=Backwards.ONE,
+        cluster=Cluster(devices_per_node=8, nodes=2),
+    )
+    assert third.device_bytes == 8_000_000_000  # 16 M / 16
+    assert estimate_zero3_model_states_mem_needs(10**9, 10**7, 4, 2) == (
+        8 * 10**9,
+        4 * 10**7,
+        4 * 10**7,
+    )
+    host, device = estimate_zero2_model_states_mem_needs(10**9, num_gpus_per_node=4)
+    assert (host, device) == (16 * 10**9, int(2.5 * 10**9))
+
+
+def test_table_of_stage_2(capsys):
+    estimate_zero2_model_states_mem_needs_all_cold(7e9)
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    rows = _rows(captured.out)
+    assert [options.split() for _, _, options in rows] == [
+        ["offload_optimizer=cpu,", "one", "backward", "per", "update"],
+        ["offload_optimizer=cpu,", "several", "backwards"],
+        ["offload_optimizer=none,", "one", "backward", "per", "update"],
+        ["offload_optimizer=none,", "several", "backwards"],
+    ]
+    assert rows[0][0] == pytest.approx(7e9 * 14 / GIB, abs=0.02)
+    # weights, and at most 1 GiB of gradients that wait for the link
+    assert rows[0][1] == pytest.approx(7e9 * 2 / GIB + 1, abs=0.02)
+    assert "1 node with 1 GPU:" in captured.out
+    assert "7,000,000,000 parameters" in captured.out
+    assert "Several processes" not in captured.out
+
+
+def test_table_of_several_nodes_says_that_they_are_not_built(capsys):
+    estimate_zero2_model_states_mem_needs_all_cold(
+        7_000_000_000, num_gpus_per_node=8, num_nodes=2, additional_buffer_factor=1.5
+    )
+    text = capsys.readouterr().out
+    assert "Several processes are not built yet" in text
+    assert "2 nodes with 8 GPUs each:" in text
+    assert _rows(text)[0][0] == pytest.approx(1.5 * 7e9 * 14 / 2 / GIB, abs=0.01)
+
+
+def test_live_models_count_tied_and_frozen_weights_once(capsys):
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Embedding(1 << 16, 512), nn.Linear(512, 512), nn.Linear(512, 1))
+        model.append(nn.Linear(512, 1 << 16, bias=False))
+    model[3].weight = model[0].weight
+    model[1].requires_grad_(False)
+    estimate_zero2_model_states_mem_needs_all_live(model)
+    text = capsys.readouterr().out
+    assert f"{(1 << 16) * 512 + 513:,} parameters" in text
+    estimate_zero3_model_states_mem_needs_all_live(model)
+    text = capsys.readouterr().out
+    assert len(_rows(text)) == 6
+    assert text.count("(not built yet)") == 2
+    assert "stage 3 places what stage 2 places" in text
+    estimate_zero3_model_states_mem_needs_all_cold(10**9, 10**8)
+    assert "a layer has 100,000,000 at most" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: estimate_zero2_model_states_mem_needs_all_live(7), "needs an nn.Module, not int"),
+        (
+            lambda: estimate_zero2_model_states_mem_needs_all_live(nn.ReLU()),
+            "no parameter of the model requires a gradient",
+        ),
+        (lambda: estimate_zero2_model_states_mem_needs_all_cold(0), "total_params is 0"),
+        (lambda: estimate_zero2_model_states_mem_needs_all_cold(1.5), "total_params is 1.5"),
+        (lambda: estimate_zero2_model_states_mem_needs_all_cold(9, 0), "num_gpus_per_node is 0"),
+        (lambda: estimate_zero3_model_states_mem_needs_all_cold(9, 10), "total_params only 9"),
+        (
+            lambda: estimate_zero2_model_states_mem_needs_all_cold(
+                9, additional_buffer_factor=-1.0
+            ),
+            "additional_buffer_factor is -1.0",
+        ),
+    ],
+)
+def test_bad_input(call, message):
+    with pytest.raises(ConfigError) as caught:
+        call()
+    assert message in str(caught.value)
