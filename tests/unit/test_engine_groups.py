@@ -168,7 +168,7 @@ SCHEDULERS = [
 def test_every_torch_scheduler(kind, built):
     def _loop(model, optimizer, scheduler):
         rates = []
-        for step in range(4):
+        for _ in range(4):
             run(model, optimizer, steps=1)
             plateau = isinstance(scheduler, lr_scheduler.ReduceLROnPlateau)
             scheduler.step(*([1.0] if plateau else []))

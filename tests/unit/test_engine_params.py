@@ -118,7 +118,7 @@ def test_tied_weights_are_one_parameter(unit_elements):
 def test_parameters_over_the_same_memory_are_refused():
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     model[1].weight.data = model[0].weight.data
-    with pytest.raises(UnsupportedError, match="0.weight and 1.weight share memory"):
+    with pytest.raises(UnsupportedError, match=r"0\.weight and 1\.weight share memory"):
         offload_with(model, adamw(model), options=CPU)
 
 
@@ -248,7 +248,7 @@ def test_converted_model_is_refused_in_backward():
         run(model, optimizer, steps=1)
         optimizer.synchronize()
         model.float()
-        with pytest.raises(UnsupportedError, match="gradient in torch.float32"):
+        with pytest.raises(UnsupportedError, match=r"gradient in torch\.float32"):
             model(torch.ones(2, 4)).sum().backward()
 
 
@@ -276,16 +276,17 @@ def test_two_optimizers_over_one_model():
 
     plain, model = mlp(), mlp()
     _loop(plain, adamw(plain[0]), adamw(plain[2]))
-    with offloaded(model, source=adamw(model[0])) as first:
-        with offloaded(model, source=adamw(model[2])) as second:
-            _loop(model, first, second)
-            assert close(weights(model), weights(plain))
+    with (
+        offloaded(model, source=adamw(model[0])) as first,
+        offloaded(model, source=adamw(model[2])) as second,
+    ):
+        _loop(model, first, second)
+        assert close(weights(model), weights(plain))
 
 
 def test_a_second_engine_over_the_same_parameters_is_refused():
     model = mlp()
-    with offloaded(model):
-        with pytest.raises(UnsupportedError, match="still open"):
-            offload_with(model, adamw(model), options=CPU)
+    with offloaded(model), pytest.raises(UnsupportedError, match="still open"):
+        offload_with(model, adamw(model), options=CPU)
     with offloaded(model) as again:
         run(model, again, steps=1)
