@@ -47,6 +47,14 @@ void bind_tickets(nb::module_& module) {
             },
             "timeout_s"_a = -1.0)
         .def("stream_wait", &stream_wait, "stream"_a)
+        .def("times",
+             [](const TicketHandle& self) {
+                 std::vector<std::tuple<std::int64_t, std::int64_t>> times;
+                 for (const PieceTimes& piece : self.it->times()) {
+                     times.emplace_back(piece.begin, piece.end);
+                 }
+                 return times;
+             })
         .def("results", [](const TicketHandle& self) {
             wait(self, Ticket::Until::done, -1);
             return self.it->results();

@@ -128,6 +128,7 @@ void Lane::issue(Lock& lock, const JobPtr& job, std::size_t slot) {
     const std::size_t piece = job->next++;
     ++job->outstanding;
     lock.unlock();
+    job->ticket->mark_begun(piece);
     std::string failure;
     std::shared_ptr<Fence> fence;
     try {

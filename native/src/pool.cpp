@@ -100,6 +100,7 @@ void PoolQueue::promote(std::unique_lock<std::mutex>& lock) {
 void PoolQueue::run_chunk(Job& job, std::size_t chunk) {
     if (!job.broken.load(std::memory_order_acquire)) {
         try {
+            job.ticket->mark_begun(job.work->piece_of(chunk));
             job.work->run(chunk, *job.ticket);
         } catch (const std::exception& error) {
             break_job(job, error.what());

@@ -4,9 +4,20 @@
 #include <utility>
 
 namespace forebay {
+namespace {
+
+std::int64_t now_ns() noexcept {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(
+               std::chrono::steady_clock::now().time_since_epoch())
+        .count();
+}
+
+}  // namespace
 
 Ticket::Ticket(std::size_t pieces)
-    : count_(pieces), piece_done_(std::make_unique<std::atomic<bool>[]>(pieces)) {}
+    : count_(pieces),
+      piece_done_(std::make_unique<std::atomic<bool>[]>(pieces)),
+      stamps_(std::make_unique<Stamps[]>(pieces)) {}
 
 std::shared_ptr<Ticket> Ticket::completed() {
     auto ticket = std::make_shared<Ticket>(0);
@@ -50,6 +61,16 @@ std::vector<double> Ticket::results() const {
     return results_;
 }
 
+std::vector<PieceTimes> Ticket::times() const {
+    std::vector<PieceTimes> times(count_);
+    for (std::size_t piece = 0; piece < count_; ++piece) {
+        const std::int64_t end = stamps_[piece].end.load(std::memory_order_relaxed);
+        const std::int64_t begin = stamps_[piece].begin.load(std::memory_order_relaxed);
+        times[piece] = {begin != 0 ? begin : end, end};
+    }
+    return times;
+}
+
 bool Ticket::hold_stream(Stream stream) const {
     std::shared_ptr<Fence> fence;
     {
@@ -76,6 +97,13 @@ void Ticket::subscribe(const std::shared_ptr<Waker>& waker, Notice notice) {
     waker->wake();
 }
 
+void Ticket::mark_begun(std::size_t piece) noexcept {
+    if (stamps_[piece].begin.load(std::memory_order_relaxed) == 0) {
+        std::int64_t unset = 0;  // of several threads the first one counts
+        stamps_[piece].begin.compare_exchange_strong(unset, now_ns(), std::memory_order_relaxed);
+    }
+}
+
 void Ticket::mark_issued(std::shared_ptr<Fence> fence) {
     const std::lock_guard lock(mutex_);
     last_fence_ = std::move(fence);
@@ -85,6 +113,7 @@ void Ticket::mark_issued(std::shared_ptr<Fence> fence) {
 }
 
 void Ticket::mark_done(std::size_t piece) {
+    stamps_[piece].end.store(now_ns(), std::memory_order_relaxed);
     piece_done_[piece].store(true, std::memory_order_release);
     done_count_.fetch_add(1, std::memory_order_acq_rel);
     std::vector<std::shared_ptr<Waker>> wakers;
@@ -110,6 +139,11 @@ void Ticket::finish(std::vector<double> results) {
     {
         const std::lock_guard lock(mutex_);
         results_ = std::move(results);
+    }
+    for (std::size_t piece = 0; piece < count_; ++piece) {
+        if (stamps_[piece].end.load(std::memory_order_relaxed) == 0) {
+            stamps_[piece].end.store(now_ns(), std::memory_order_relaxed);
+        }
     }
     done_count_.store(count_, std::memory_order_release);
     issued_count_.store(count_, std::memory_order_release);

@@ -24,6 +24,9 @@ public:
     UpdateWork(const KernelTable& table, UpdatePass pass);
     std::size_t pieces() const noexcept { return pass_.pieces(); }
     std::size_t chunks() const noexcept override { return pass_.chunks().size(); }
+    std::size_t piece_of(std::size_t chunk) const noexcept override {
+        return pass_.chunks()[chunk].piece;
+    }
     void begin(Ticket& ticket) override;
     void run(std::size_t chunk, Ticket& ticket) override;
 

@@ -47,6 +47,23 @@ TEST(copies_arrive_whole) {
     }
 }
 
+TEST(pieces_tell_when_they_were_copied) {
+    const auto source = counted(5000);
+    std::vector<std::uint8_t> target(5000);
+    for (const auto& engine : {CopyEnginePtr(std::make_shared<MemcpyEngine>()), scripted(1, 200)}) {
+        Link link(engine, {});
+        const TicketPtr ticket = link.copy(plan_of(target, source, 1000), {});
+        wait(ticket);
+        const std::vector<PieceTimes> times = ticket->times();
+        CHECK(times.size() == 5);
+        for (std::size_t piece = 0; piece < times.size(); ++piece) {
+            CHECK(times[piece].begin > 0 && times[piece].begin <= times[piece].end);
+            CHECK(piece == 0 || times[piece - 1].begin <= times[piece].begin);
+        }
+    }
+    CHECK(Ticket(3).times()[2].end == 0);
+}
+
 TEST(pieces_follow_pieces) {
     const auto source = counted(20'000);
     std::vector<std::uint8_t> middle(20'000);

@@ -1,4 +1,5 @@
 // The pool: any number of threads gives the bits of one; closing, failing and outliving.
+#include <algorithm>
 #include <stdexcept>
 #include <thread>
 
@@ -38,6 +39,26 @@ TEST(thread_count_changes_no_bit) {
         CHECK(same(part.exp_avg, wanted.exp_avg));
         CHECK(same(part.exp_avg_sq, wanted.exp_avg_sq));
     }
+}
+
+TEST(pieces_tell_when_they_were_updated) {
+    Pool pool(best(), 2, {});
+    TestPart part(200'000);
+    const TicketPtr first = pool.update(part.state(), TestPart::request(90'000), {});
+    const TicketPtr second = pool.update(part.state(), TestPart::request(90'000), {first});
+    wait(second);
+    std::int64_t last = 0;
+    for (const PieceTimes& piece : first->times()) {
+        CHECK(piece.begin > 0 && piece.begin <= piece.end);
+        last = std::max(last, piece.end);
+    }
+    for (const PieceTimes& piece : second->times()) {
+        CHECK(piece.begin >= last && piece.begin <= piece.end);
+    }
+    const TicketPtr sums =
+        pool.square_sums({{address_of(part.grad.data()), 200'000}}, DType::float32, {});
+    wait(sums);
+    CHECK(sums->times().size() == 1 && sums->times()[0].begin < sums->times()[0].end);
 }
 
 TEST(narrowing_over_the_gradient_equals_narrowing_apart) {

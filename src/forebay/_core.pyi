@@ -59,6 +59,13 @@ class Ticket:
         work (host copies, sums, updates), the calling thread waits for it instead.
         """
 
+    def times(self) -> list[tuple[int, int]]:
+        """(begin, end) of each piece on the clock of `time.monotonic_ns`; zeros while open.
+
+        A link's piece begins when it is handed to the copy engine: the engine's queue and what it
+        waits for are in it.
+        """
+
     def results(self) -> list[float]:
         """One value per span of `Pool.square_sums`; waits for them."""
 

@@ -42,6 +42,20 @@ def test_a_copy_brings_every_byte(core, link, nbytes):
     assert np.array_equal(source, target)
 
 
+def test_pieces_tell_when_they_were_copied(core, link):
+    source = np.zeros(5000, dtype=np.uint8)
+    begun = time.monotonic_ns()
+    target = np.zeros_like(source)
+    ticket = link.copy(_plan(core, target, source, 1000))
+    assert ticket.wait(30)
+    times = ticket.times()
+    assert len(times) == 5
+    assert begun <= times[0][0]
+    assert all(begin <= end <= time.monotonic_ns() for begin, end in times)
+    assert times == sorted(times)
+    assert core.Ticket.completed().times() == []
+
+
 def test_plans_pack_split_and_place(core, link):
     source = np.arange(1000, dtype=np.uint8)
     target = np.zeros_like(source)

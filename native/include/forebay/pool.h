@@ -25,6 +25,11 @@ class Work {
 public:
     virtual ~Work() = default;
     virtual std::size_t chunks() const noexcept = 0;
+    // The ticket's piece that a chunk belongs to.
+    virtual std::size_t piece_of(std::size_t chunk) const noexcept {
+        static_cast<void>(chunk);
+        return 0;
+    }
     // Called once, when all predecessors are done and before any chunk.
     virtual void begin(Ticket& ticket) { static_cast<void>(ticket); }
     virtual void run(std::size_t chunk, Ticket& ticket) = 0;

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -17,6 +19,7 @@ class Ticket:
         self.pieces = pieces
         self._failure = ""
         self._results: list[float] = []
+        self._began_ns = self._ended_ns = 0
 
     @staticmethod
     def completed() -> Ticket:
@@ -33,8 +36,10 @@ class Ticket:
             if predecessor.failed:
                 ticket._failure = predecessor._failure
                 return ticket
+        ticket._began_ns = time.monotonic_ns()
         try:
             ticket._results = work() or []
+            ticket._ended_ns = time.monotonic_ns()
         except (RuntimeError, MemoryError) as error:
             ticket._failure = str(error) or type(error).__name__
         return ticket
@@ -76,6 +81,16 @@ class Ticket:
     def stream_wait(self, stream: int) -> None:  # noqa: ARG002
         """Nothing is under way; raises when the work failed."""
         self.wait()
+
+    def times(self) -> list[tuple[int, int]]:
+        """(begin, end) of each piece: equal shares of the time that the work took."""
+        if not self._ended_ns:
+            return [(0, 0)] * self.pieces
+        marks = [
+            self._began_ns + (self._ended_ns - self._began_ns) * piece // self.pieces
+            for piece in range(self.pieces + 1)
+        ]
+        return list(itertools.pairwise(marks))
 
     def results(self) -> list[float]:
         """The values of a square-sum."""

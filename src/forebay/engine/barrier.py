@@ -67,7 +67,8 @@ class Barrier:
             return
         self.refuse_closed(f"unit {unit.name}")
         try:
-            unit.make_ready(self._lanes.accelerator, self._nans)
+            with self._lanes.waiting(f"weights of {unit.name}"):
+                unit.make_ready(self._lanes.accelerator, self._nans)
         except TransferError as error:
             self.fail(str(error))
             raise

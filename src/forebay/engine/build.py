@@ -58,7 +58,7 @@ def _update_places(
         return [options.update] * len(spec.units)
     if device.type == "cpu" or accumulation_for(options) is Accumulation.HOST_SUM:
         return [UpdatePlace.HOST] * len(spec.units)
-    return choose_places(spec)
+    return choose_places(spec, rates=options.rates)
 
 
 def place(spec: ModelSpec, *, options: EngineOptions, device: torch.device) -> Placement:

@@ -16,6 +16,7 @@ from forebay.engine.standin import StandIn
 from forebay.engine.unit import WeightState
 from forebay.engine.window import Window
 from forebay.errors import GradientError, PendingWeightError, UnsupportedError
+from forebay.links.observer import Moment
 from forebay.plan.placement import Accumulation, UpdatePlace
 
 if TYPE_CHECKING:
@@ -186,8 +187,10 @@ class Collector:
                 record.device_value()
         if record.firings == record.expected:
             unit.remaining -= 1
-            if unit.remaining == 0 and self._leaves_now(unit):
-                self._depart(unit)
+            if unit.remaining == 0:
+                self._executor.mark(Moment.UNIT_END, unit.name)
+                if self._leaves_now(unit):
+                    self._depart(unit)
 
     def _sums_on_host(self, unit: Unit) -> bool:
         host_sum = self.accumulation is Accumulation.HOST_SUM
@@ -202,6 +205,7 @@ class Collector:
         self._executor.gradient_complete(self.program, unit, last=is_last)
 
     def _open_backward(self) -> None:
+        self._executor.mark(Moment.BACKWARD_BEGIN)
         self._forget_if_cleared()
         self._foreign = {
             record.index
@@ -237,6 +241,7 @@ class Collector:
             self._executor.last_backward_begins(self.program)
 
     def _end_backward(self) -> None:
+        self._executor.mark(Moment.BACKWARD_END)
         for record in self.records:
             record.expected = record.firings
         for unit in self.units:

@@ -36,6 +36,7 @@ from forebay.errors import ForebayError, TransferError, UnsupportedError
 from forebay.hardware.affinity import CoreShare, Topology
 from forebay.hardware.limits import SwapWatch
 from forebay.links.lanes import Lanes
+from forebay.links.observer import Moment
 from forebay.model.inspect import inspect_model
 from forebay.optim.device_math import HostMath, cuda_math
 from forebay.optim.rule import AdamRule
@@ -109,6 +110,7 @@ class Engine:
                 on_output=self.collector.window.touch,
                 quiesce=self.quiesce,
                 settle=self._streamer.settle,
+                mark=self.lanes.mark,
             ),
         )
         self.collector.attach(self)
@@ -160,6 +162,7 @@ class Engine:
         """Make what works on that memory."""
         options, device = self.options, self.accelerator.device
         on_host = device.type == "cpu"
+        self.lanes.observer = options.observe(device)
         self._nans = NanSource(device)
         self._room = DeviceRoom(device, ledger=self.ledger, staging_bytes=options.staging_bytes)
         self._streamer = Streamer(
@@ -226,6 +229,7 @@ class Engine:
             TransferError: A transfer failed; the engine is closed.
         """
         self._barrier.refuse_closed("step()")
+        self.lanes.mark(Moment.STEP_BEGIN)
         self._hooks.learn()
         self._refuse_strangers()
         if self._hooks.order != self._order:
@@ -246,6 +250,7 @@ class Engine:
         self.lanes.reap()
         self._swap.poll()
         self._stepper.conclude(outcome)
+        self.lanes.mark(Moment.STEP_END)
         return outcome
 
     def _update_or_skip(self, divisor: float) -> StepOutcome:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from forebay.engine.part import GradientForm
 from forebay.engine.record import GradientState
+from forebay.links.observer import Moment
 from forebay.model.layout import ITEM_BYTES
 from forebay.optim.flat_state import FlatState, native_hypers, native_part
 from forebay.plan.placement import MasterLayout
@@ -72,6 +73,7 @@ class Executor:
         self._units = units
         self._lanes = lanes
         self.math = math
+        self.mark, self.waiting = lanes.mark, lanes.waiting
         self._accelerator = lanes.accelerator
         self._nans = nans
         self._streamer = streamer
@@ -132,6 +134,7 @@ class Executor:
         self._lanes.reap()
 
     def _run(self, op: Op, unit: Unit) -> None:
+        self._lanes.observer.doing(op.kind, unit.name)
         if op.kind is OpKind.NORM:
             self._norm(unit)
         else:
@@ -152,7 +155,7 @@ class Executor:
             item = ITEM_BYTES[part.gradient_dtype]
             span = (part.gradient_address + item * record.slot.offset, record.slot.elements)
             after = [] if part.ticket is None else [part.ticket]
-            ticket = self._lanes.pool.square_sums([span], part.gradient_dtype, after)
+            ticket = self._lanes.square_sums([span], part.gradient_dtype, after)
             begun.append((record.index, ticket))
         sums = {}
         for index, ticket in begun:
@@ -248,7 +251,7 @@ class Executor:
             if r.state is GradientState.LANDED and r.slot.elements
         ]
         if spans:
-            ticket = self._lanes.pool.fold(
+            ticket = self._lanes.fold(
                 spans,
                 dtype,
                 True,  # noqa: FBT003 - the first addend of these sums
@@ -275,6 +278,7 @@ class Executor:
     def _update_on_device(self, unit: Unit) -> None:
         order = self._order
         assert order is not None
+        self.mark(Moment.UPDATE_BEGIN, unit.name)
         staging: list[StagedPart] | list[None] = [None] * len(unit.parts)
         if unit.staging is not None:
             staging = self._streamer.await_state(unit)
@@ -293,6 +297,7 @@ class Executor:
                 hyper_of_segment=chosen,
                 scale=order.scale,
             )
+        self.mark(Moment.UPDATE_END, unit.name)
 
     def _update_on_host(self, unit: Unit) -> None:
         order = self._order
@@ -313,7 +318,7 @@ class Executor:
                 out_dtype=part.layout.dtype,
             )
             numbers = native_hypers(self._lanes.core, order.hypers)
-            ticket = self._lanes.pool.update(
+            ticket = self._lanes.update(
                 native, numbers, chosen, order.scale, self._piece, None, _after(part)
             )
             part.ticket = tickets[-1] = self._lanes.hold(ticket, native)

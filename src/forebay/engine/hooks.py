@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 from forebay.engine.module_hook import ModuleHook
 from forebay.engine.unit import Unit, WeightState
 from forebay.errors import PendingWeightError, UnsupportedError
+from forebay.links.observer import Moment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -39,12 +40,14 @@ class HookActions:
         on_output: A backward through the root's outputs begins.
         quiesce: The barrier for readers of `state_dict`.
         settle: The pass's last unit is about to compute: staging gives its memory back.
+        mark: A pass, or a unit in it, begins or ends.
     """
 
     make_ready: Callable[[Unit], None]
     on_output: Callable[[], None]
     quiesce: Callable[[str], None]
     settle: Callable[[], None]
+    mark: Callable[[Moment, str], None]
 
 
 class ModuleHooks:
@@ -160,13 +163,16 @@ class ModuleHooks:
         if self._unlearned:
             self._fired.add(id(module))
         for unit in units:
-            if self._seen.get(unit.index) != self._pass:
+            is_new = self._seen.get(unit.index) != self._pass
+            if is_new:
                 self._seen[unit.index] = self._pass
                 self._order.append(unit.index)
                 if unit.index == self.order[-1]:
                     self._act.settle()
             if unit.state is WeightState.PENDING:
                 self._act.make_ready(unit)
+            if is_new:
+                self._act.mark(Moment.UNIT_BEGIN, unit.name)
 
     def _begin_pass(self, _module: nn.Module, _args: Any) -> None:
         if torch.compiler.is_compiling():
@@ -174,6 +180,7 @@ class ModuleHooks:
             return
         self._pass += 1
         self._order = []
+        self._act.mark(Moment.FORWARD_BEGIN, "")
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _barrier_disabled(self) -> None:
@@ -182,6 +189,7 @@ class ModuleHooks:
     def _end_pass(self, _module: nn.Module, _args: Any, output: Any) -> None:
         if torch.compiler.is_compiling():
             return
+        self._act.mark(Moment.FORWARD_END, "")
         if self._order:
             missing = [i for i in range(len(self._units)) if self._seen.get(i) != self._pass]
             self.order = tuple(self._order + missing)

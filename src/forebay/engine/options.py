@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from forebay.links.observer import NO_OBSERVER
 from forebay.optim.loss_scale import StaticLossScale
 from forebay.plan.placement import SixteenBitMaster
 
@@ -16,9 +17,11 @@ if TYPE_CHECKING:
     from torch import nn
 
     from forebay.links.fake import FaultScript
+    from forebay.links.observer import Observer
     from forebay.model.spec import ModelSpec
     from forebay.optim.loss_scale import LossScale
     from forebay.plan.placement import UpdatePlace
+    from forebay.plan.solve import Rates
 
 __all__ = ["EngineOptions", "OverflowCheck", "SumPlace", "Timing"]
 
@@ -44,6 +47,10 @@ class OverflowCheck(Enum):
 
     SKIP = "skip"
     OFF = "off"
+
+
+def _nobody(_device: torch.device) -> Observer:
+    return NO_OBSERVER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +79,8 @@ class EngineOptions:
         page_lock: Whether host memory is page-locked.
         bf16_master: Layout of masters behind bf16 weights.
         piece_elements: Elements of one piece of an update.
+        rates: The machine's bandwidths, for choosing places; None takes typical ones.
+        observe: Makes what watches the engine, given its device.
         fault: Scripted delays and faults of the link.
     """
 
@@ -94,4 +103,6 @@ class EngineOptions:
     page_lock: bool = True
     bf16_master: SixteenBitMaster = SixteenBitMaster.SPLIT
     piece_elements: int = 4 << 20
+    rates: Rates | None = None
+    observe: Callable[[torch.device], Observer] = _nobody
     fault: FaultScript | None = None

@@ -17,6 +17,7 @@ from forebay.engine.executor import UpdateOrder
 from forebay.engine.masters import refresh_master
 from forebay.engine.options import OverflowCheck
 from forebay.errors import UnsupportedError
+from forebay.links.observer import Moment
 from forebay.optim.clip import global_norm, gradient_scale
 
 if TYPE_CHECKING:
@@ -101,9 +102,11 @@ class Stepper:
     def agree(self) -> Agreement:
         """Norm, finiteness and presence of the sealed window."""
         present = self._collector.present()
-        sums = self._executor.math.read()
         on_host = [r for r in present if r.index in self._executor.norm_on_host]
-        sums.update(self._executor.host_square_sums(on_host))
+        with self._executor.waiting("norm"):
+            sums = self._executor.math.read()
+            sums.update(self._executor.host_square_sums(on_host))
+        self._executor.mark(Moment.AGREED)
         ordered = [sums[record.index] for record in present]
         bad = next(
             (r.index for r, s in zip(present, ordered, strict=True) if not math.isfinite(s)), None

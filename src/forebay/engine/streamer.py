@@ -18,6 +18,7 @@ from forebay.engine.part import state_item_bytes
 from forebay.engine.record import GradientState
 from forebay.optim.flat_state import FlatState
 from forebay.plan.placement import MasterLayout
+from forebay.plan.program import OpKind
 from forebay.tiers.ledger import Role, Tier
 
 if TYPE_CHECKING:
@@ -131,6 +132,7 @@ class Streamer:
 
     def _fetch(self, unit: Unit) -> int:
         staging, moved = [], 0
+        self._lanes.observer.doing(OpKind.FETCH, unit.name)
         for record in unit.records:
             refresh_master(record)
         for part in unit.parts:
@@ -159,8 +161,9 @@ class Streamer:
     def await_state(self, unit: Unit) -> list[StagedPart]:
         """Order the compute stream after the arrival of a unit's state."""
         assert unit.staging is not None
-        for staged in unit.staging:
-            self._accelerator.wait_for(staged.ticket)
+        with self._lanes.waiting(f"state of {unit.name}"):
+            for staged in unit.staging:
+                self._accelerator.wait_for(staged.ticket)
         return unit.staging
 
     def write_back(self, unit: Unit) -> int:
@@ -189,8 +192,9 @@ class Streamer:
         if not self._leaving:
             return
         leaving, self._leaving = self._leaving, []
-        for ticket in leaving:
-            ticket.wait()
+        with self._lanes.waiting("state to go home"):
+            for ticket in leaving:
+                ticket.wait()
         self._lanes.reap()
 
     def drop(self) -> None:

@@ -11,7 +11,10 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from forebay.errors import TransferError
+from forebay.links.observer import NO_OBSERVER
+from forebay.model.layout import ITEM_BYTES
 from forebay.plan.memory import RING_SLOTS
+from forebay.plan.program import Lane
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
     from forebay.accelerators.base import Accelerator
     from forebay.hardware.affinity import CoreShare
     from forebay.links.fake import FaultScript
+    from forebay.links.observer import Moment, Observer
     from forebay.tiers.host import HostArena
 
 __all__ = ["PIECE_BYTES", "RING_SLOTS", "Lanes", "wait"]
@@ -55,6 +59,9 @@ class Lanes:
         make_ring: Allocates the staging ring's memory, `RING_SLOTS` equal slots.
         backlog_bytes: Gradients that may wait on the device for the link.
         fault: Scripted delays and faults; None in real life.
+
+    Attributes:
+        observer: Hears of everything that is put on a lane; may be replaced at any time.
     """
 
     def __init__(
@@ -91,6 +98,7 @@ class Lanes:
         self._ring: tuple[Any, HostArena] | None = None
         self._make_ring = make_ring
         self._closed = False
+        self.observer: Observer = NO_OBSERVER
         # Weights go up in the order in which the next forward needs them.
         self._publish_order = 0
 
@@ -102,6 +110,14 @@ class Lanes:
             slot_bytes = arena.nbytes // RING_SLOTS
             self._ring = (self.core.StagingRing(arena.address, slot_bytes, RING_SLOTS), arena)
         return self._ring[0]
+
+    def mark(self, moment: Moment, unit: str = "") -> None:
+        """Tell the observer of a moment."""
+        self.observer.mark(moment, unit)
+
+    def waiting(self, what: str) -> contextlib.AbstractContextManager[None]:
+        """Tell the observer of a wait, around it."""
+        return self.observer.waiting(what)
 
     def hold(self, ticket: Any, *objects: object) -> Any:
         """Keep `objects` alive until `ticket` is done; returns the ticket."""
@@ -120,7 +136,8 @@ class Lanes:
             if not oldest.done:
                 if sum(nbytes for _, nbytes in self._backlog) <= self._backlog_bytes:
                     break
-                with contextlib.suppress(RuntimeError):  # a failure surfaces in step()
+                # a failure surfaces in step()
+                with contextlib.suppress(RuntimeError), self.waiting("gradients to leave"):
                     oldest.wait()
             self._backlog.popleft()
         self.reap()
@@ -142,7 +159,8 @@ class Lanes:
         for destination, source, nbytes in spans:
             plan.append(destination, source, nbytes)
         ticket = self.down.copy(plan, _BULK_PRIORITY, list(after), None, event)
-        return ticket, sum(span[2] for span in spans)
+        self.observer.submitted(Lane.DOWN, ticket, plan.nbytes)
+        return ticket, plan.nbytes
 
     def fetch(
         self, spans: Sequence[tuple[int, int, int]], *, event: int, after: Sequence[Any]
@@ -151,7 +169,9 @@ class Lanes:
         plan = self.core.CopyPlan(PIECE_BYTES)
         for destination, source, nbytes in spans:
             plan.append(destination, source, nbytes)
-        return self.up.copy(plan, _BULK_PRIORITY, list(after), None, event)
+        ticket = self.up.copy(plan, _BULK_PRIORITY, list(after), None, event)
+        self.observer.submitted(Lane.UP, ticket, plan.nbytes)
+        return ticket
 
     def fold_down(
         self,
@@ -163,14 +183,35 @@ class Lanes:
         event: int,
     ) -> Any:
         """Bring (sum, source, elements) spans down and add them to fp32 sums on the host."""
-        return self.down.copy_fold(
+        ticket = self.down.copy_fold(
             self.pool, list(spans), dtype, first, self.ring, _BULK_PRIORITY, list(after), event
         )
+        nbytes = ITEM_BYTES[dtype] * sum(span[2] for span in spans)
+        self.observer.submitted(Lane.DOWN, ticket, nbytes)
+        return ticket
 
     def publish(self, plan: Any, *, after: Any, event: int) -> Any:
         """Copy new weights up, each piece as soon as the same piece of `after` is done."""
         self._publish_order = (self._publish_order + 1) % _BULK_PRIORITY
-        return self.up.copy(plan, self._publish_order, [], after, event)
+        ticket = self.up.copy(plan, self._publish_order, [], after, event)
+        self.observer.submitted(Lane.UP, ticket, plan.nbytes)
+        return ticket
+
+    def update(self, *arguments: Any) -> Any:
+        """`Pool.update` with its arguments."""
+        return self._on_host(self.pool.update(*arguments))
+
+    def fold(self, *arguments: Any) -> Any:
+        """`Pool.fold` with its arguments."""
+        return self._on_host(self.pool.fold(*arguments))
+
+    def square_sums(self, *arguments: Any) -> Any:
+        """`Pool.square_sums` with its arguments."""
+        return self._on_host(self.pool.square_sums(*arguments))
+
+    def _on_host(self, ticket: Any) -> Any:
+        self.observer.submitted(Lane.HOST, ticket, 0)
+        return ticket
 
     def drain(self) -> None:
         """Wait for everything that was held.
