@@ -18,6 +18,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from forebay.engine.module_hook import ModuleHook
+from forebay.engine.reads import first_reads, next_number
 from forebay.engine.unit import Unit, WeightState
 from forebay.errors import PendingWeightError, UnsupportedError
 from forebay.links.observer import Moment
@@ -29,6 +30,11 @@ if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
 __all__ = ["HookActions", "ModuleHooks"]
+
+
+# Passes whose graph is looked at for early reads; the first shows them, unless weights are frozen
+# or branches not taken at first.
+_GRAPHS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,8 +81,11 @@ class ModuleHooks:
         self._seen: dict[int, int] = {}
         self._order: list[int] = []
         self.order: tuple[int, ...] = tuple(range(len(units)))
-        # Which modules' hooks fired, until it is known for every parameter who waits for it.
-        self._fired: set[int] = set()
+        # When each module was called in this pass (in autograd's numbers) and each unit waited
+        # for, until it is known for every parameter who waits for it.
+        self._fired: dict[int, int] = {}
+        self._waited: dict[int, int] = {}
+        self._graphs_to_read = _GRAPHS
         self._unlearned = {record.index for unit in units for record in unit.records}
         self._waits: dict[int, set[int]] = {}
         self._handles: list[RemovableHandle] = []
@@ -157,16 +166,18 @@ class ModuleHooks:
 
     def _note(self, module: nn.Module, _args: Any) -> None:
         if not torch.compiler.is_compiling():
-            self._fired.add(id(module))
+            self._fired.setdefault(id(module), next_number())
 
     def _wait(self, module: nn.Module, units: Sequence[Unit]) -> None:
         if self._unlearned:
-            self._fired.add(id(module))
+            self._fired.setdefault(id(module), next_number())
         for unit in units:
             is_new = self._seen.get(unit.index) != self._pass
             if is_new:
                 self._seen[unit.index] = self._pass
                 self._order.append(unit.index)
+                if self._unlearned:
+                    self._waited[unit.index] = next_number()
                 if unit.index == self.order[-1]:
                     self._act.settle()
             if unit.state is WeightState.PENDING:
@@ -180,6 +191,8 @@ class ModuleHooks:
             return
         self._pass += 1
         self._order = []
+        self._fired.clear()
+        self._waited.clear()
         self._act.mark(Moment.FORWARD_BEGIN, "")
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -197,6 +210,9 @@ class ModuleHooks:
             for leaf in _tensors(output):
                 if leaf.grad_fn is not None:
                     leaf.register_hook(self._output_hook)
+            if self._unlearned and self._graphs_to_read:
+                self._graphs_to_read -= 1
+                self._learn_reads(first_reads(_tensors(output)))
 
     def _output_hook(self, _grad: torch.Tensor) -> None:
         self._act.on_output()
@@ -234,6 +250,20 @@ class ModuleHooks:
             if id(record.param) in memo:
                 memo[id(record.param)].data = record.param.data.clone()
 
+    def _learn_reads(self, reads: dict[int, int]) -> None:
+        """After a pass: wait earlier for weights that were read before anybody waited."""
+        parents = self._parents()
+        for unit in self._units:
+            waited = self._waited.get(unit.index)
+            for record in unit.records:
+                read = reads.get(id(record.param))
+                if read is not None and (waited is None or read < waited):
+                    called = {key for key, number in self._fired.items() if number <= read}
+                    self._learn_owners(unit, self._owners[record.index], called, parents)
+
+    def _parents(self) -> dict[int, nn.Module]:
+        return {id(c): m for m in self._root.modules() for c in m.children()}
+
     def learn(self) -> None:
         """After a backward: wait at an ancestor for weights that are read from outside.
 
@@ -243,15 +273,13 @@ class ModuleHooks:
         """
         if not self._unlearned:
             return
-        fired, self._fired = self._fired, set()
-        parents = {id(c): m for m in self._root.modules() for c in m.children()}
+        fired, parents = set(self._fired), self._parents()
         for unit in self._units:
             for record in unit.records:
                 if record.index in self._unlearned and record.firings:
                     self._unlearned.discard(record.index)
                     self._learn_owners(unit, self._owners[record.index], fired, parents)
         if not self._unlearned:
-            self._fired = set()
             _remove(self._notes)
 
     def _learn_owners(

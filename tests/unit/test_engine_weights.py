@@ -1,0 +1,411 @@
+"""Weights between steps: the user's changes survive, and no pending weight is read silently."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from forebay import PendingWeightError, UnsupportedError
+from forebay.engine.options import Timing
+from forebay.engine.unit import WeightState
+from forebay.links import FaultScript
+from unit.engine_cases import (
+    CPU,
+    PLACES,
+    RESIDENT,
+    adamw,
+    batches,
+    close,
+    loss_of,
+    masters,
+    mlp,
+    offloaded,
+    run,
+    same,
+    weights,
+)
+
+# Every copy is late: whoever does not wait sees it.
+LATE = replace(CPU, fault=FaultScript(seed=0, max_delay_us=20_000))
+
+
+def _step(model, optimizer, number: int = 0):
+    loss_of(model, batches(number + 1, next(model.parameters()).dtype)[number]).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def _new(model) -> torch.Tensor:
+    return torch.linspace(-1, 1, model[0].weight.numel()).reshape(model[0].weight.shape)
+
+
+def _copy(model, optimizer):
+    with torch.no_grad():
+        model[0].weight.copy_(_new(model))
+
+
+def _load(model, optimizer):
+    model.load_state_dict({**model.state_dict(), "0.weight": _new(model)})
+
+
+def _assign(model, optimizer):
+    model[0].weight.data = _new(model).to(model[0].weight.dtype)
+
+
+def _through_data(model, optimizer):
+    model[0].weight.data.copy_(_new(model))
+    if optimizer is not None:
+        optimizer.refresh([model[0].weight])
+
+
+def _in_place(model, optimizer):
+    with torch.no_grad():
+        model[0].weight.mul_(0.5)
+
+
+CHANGES = {
+    "copy_": _copy,
+    "load_state_dict": _load,
+    "data_assigned": _assign,
+    "through_data": _through_data,
+    "in_place": _in_place,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("place", PLACES)
+def test_changed_weights_become_the_masters(place, change):
+    def _loop(model, optimizer, ours):
+        run(model, optimizer, steps=2)
+        if ours:
+            optimizer.synchronize()
+        CHANGES[change](model, optimizer if ours else None)
+        run(model, optimizer, steps=2)
+
+    plain, model = mlp(), mlp()
+    _loop(plain, adamw(plain), ours=False)
+    with offloaded(model, PLACES[place]) as optimizer:
+        _loop(model, optimizer, ours=True)
+        assert close(weights(model), weights(plain))
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("place", ["resident", "streamed", "whole", "resident_whole"])
+def test_changed_weights_in_every_place(place, change):
+    def _train(options):
+        model = mlp(torch.bfloat16)
+        with offloaded(model, options) as optimizer:
+            for number in range(4):
+                _step(model, optimizer, number)
+                optimizer.synchronize()
+                if number == 1:
+                    CHANGES[change](model, optimizer)
+            return masters(optimizer)
+
+    expected, found = _train(CPU), _train(PLACES[place])
+    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+
+
+@pytest.mark.parametrize("place", ["resident", "streamed"])
+def test_weights_changed_between_backward_and_step(place):
+    """State that is on its way to the device for the update is older than the change."""
+
+    def _train(options):
+        model = mlp(torch.bfloat16)
+        with offloaded(model, options) as optimizer:
+            for number in range(4):
+                loss_of(model, batches(5, torch.bfloat16)[number]).backward()
+                if number == 2:
+                    _copy(model, optimizer)
+                if number == 3:
+                    model.state_dict()  # a reader in the middle of a window changes nothing
+                optimizer.step()
+                optimizer.zero_grad()
+            return masters(optimizer)
+
+    expected, found = _train(CPU), _train(PLACES[place])
+    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+
+
+def test_refresh_of_chosen_weights_leaves_other_masters():
+    model = mlp(torch.bfloat16)
+    with offloaded(model) as optimizer:
+        run(model, optimizer, steps=2)
+        before = masters(optimizer)
+        model[0].weight.data.zero_()
+        optimizer.refresh([model[0].weight])
+        after = masters(optimizer)
+        assert not after[0].any()
+        assert all(torch.equal(a, b) for a, b in zip(before[1:], after[1:], strict=True))
+        optimizer.refresh()
+        assert torch.equal(masters(optimizer)[1], model[0].bias.detach().float())
+
+
+def test_assigned_while_pending_stays():
+    """`p.data = x` right after step(): the arriving weight must not undo it."""
+
+    def _loop(model, optimizer):
+        for number in range(3):
+            _step(model, optimizer, number)
+            model[0].weight.data = _new(model) * (number + 1)
+
+    plain, model = mlp(), mlp()
+    _loop(plain, adamw(plain))
+    with offloaded(model, LATE) as optimizer:
+        _loop(model, optimizer)
+        assert close(weights(model), weights(plain))
+
+
+@pytest.mark.parametrize("write", ["zero_", "fill_"])
+def test_writes_that_the_arrival_would_undo_raise(write):
+    model = mlp()
+    with offloaded(model, LATE) as optimizer:
+        _step(model, optimizer)
+        with torch.no_grad():
+            args = () if write == "zero_" else (1.0,)
+            getattr(model[0].weight, write)(*args)
+        with pytest.raises(PendingWeightError, match=r"0\.weight was written"):
+            model(batches(1)[0])
+        assert torch.isfinite(model(batches(1)[0])).all()
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1), (3, 2)], ids=str)
+def test_writes_through_data_raise_at_the_next_step(shape):
+    class One(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight, self.other = nn.Parameter(torch.ones(shape)), nn.Linear(2, 1)
+
+        def forward(self, x):
+            return self.other(x) * self.weight.sum()
+
+    model = One()
+    with offloaded(model, LATE) as optimizer:
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        model.weight.data.fill_(5.0)
+        if shape in {(), (1,), (1, 1)}:  # nobody else reads what was written
+            assert model.other.weight.isnan().all()
+        model(torch.ones(1, 2)).sum().backward()
+        with pytest.raises(PendingWeightError, match="synchronize"):
+            optimizer.step()
+
+
+def test_most_writes_to_pending_weights_raise_at_once():
+    model = mlp()
+    with offloaded(model, LATE) as optimizer:
+        _step(model, optimizer)
+        with pytest.raises(RuntimeError), torch.no_grad():
+            model[0].weight.mul_(2)
+        with pytest.raises(RuntimeError):
+            model[0].weight.data.copy_(torch.ones(7, 4))
+
+
+def test_readers_between_step_and_forward_see_nan_or_wait():
+    model = mlp()
+    with offloaded(model, LATE) as optimizer:
+        _step(model, optimizer)
+        average = {n: p.detach().clone() for n, p in model.named_parameters()}
+        assert all(value.isnan().all() for value in average.values())
+        assert not torch.isnan(torch.cat([v.flatten() for v in weights(model).values()])).any()
+        optimizer.synchronize()
+        assert torch.isfinite(model[0].weight).all()
+
+
+READERS = {
+    "state_dict": lambda m: m.state_dict(),
+    "block_state_dict": lambda m: {"0." + n: v for n, v in m[0].state_dict().items()},
+    "deepcopy": lambda m: copy.deepcopy(m).state_dict(),
+    "block_deepcopy": lambda m: {"0." + n: v for n, v in copy.deepcopy(m[0]).state_dict().items()},
+    "wrapped": lambda m: {
+        n.removeprefix("0."): v for n, v in nn.Sequential(m, nn.ReLU()).state_dict().items()
+    },
+    "deepcopy_of_a_wrapper": lambda m: copy.deepcopy(nn.Sequential(m))[0].state_dict(),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_readers_that_pass_the_barrier(reader):
+    expected = mlp()
+    with offloaded(expected, replace(CPU, timing=Timing.SYNCHRONOUS)) as optimizer:
+        _step(expected, optimizer)
+        wanted = weights(expected)
+    model = mlp()
+    with offloaded(model, LATE) as optimizer:
+        _step(model, optimizer)
+        found = READERS[reader](model)
+        assert all(torch.equal(value, wanted[name]) for name, value in found.items())
+
+
+def test_state_passes_the_barrier():
+    model = mlp()
+    with offloaded(model, LATE) as optimizer:
+        _step(model, optimizer)
+        assert optimizer.state[model[0].weight]["exp_avg"].any()
+        assert all(unit.state is WeightState.READY for unit in optimizer.engine.units)
+
+
+def test_copies_are_free_of_the_engine():
+    model = mlp()
+    with offloaded(model, LATE) as optimizer:
+        _step(model, optimizer)
+        twin = copy.deepcopy(model)
+        before = weights(twin)
+        _step(model, optimizer, 1)
+        assert same(weights(twin), before)  # and its forward waits for nobody
+        assert torch.isfinite(twin(batches(1)[0])).all()
+        loss_of(twin, batches(1)[0]).backward()
+        assert type(twin[0].weight.grad) is torch.Tensor
+        with offloaded(twin) as other:
+            _step(twin, other)
+        assert not same(weights(twin), before)
+
+
+def test_pickled_models():
+    model = mlp()
+    with offloaded(model, LATE) as optimizer:
+        _step(model, optimizer)
+        with pytest.raises(PendingWeightError, match="synchronize"):
+            pickle.dumps(model)
+        twin = pickle.loads(pickle.dumps(model))  # the first try has waited
+        assert same(weights(twin), weights(model))
+        buffer = io.BytesIO()
+        torch.save(model, buffer)
+        buffer.seek(0)
+        assert same(weights(torch.load(buffer, weights_only=False)), weights(model))
+
+
+def test_save_pretrained_passes_the_barrier(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=17,
+        hidden_size=8,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+    )
+    model = transformers.LlamaForCausalLM(config)
+    with offloaded(model, LATE) as optimizer:
+        ids = torch.arange(6)[None]
+        model(ids, labels=ids).loss.backward()
+        optimizer.step()
+        model.save_pretrained(tmp_path)
+        saved = transformers.LlamaForCausalLM.from_pretrained(tmp_path).state_dict()
+        assert same(saved, weights(model))
+
+
+class Borrower(nn.Module):
+    """Uses another module's weight without calling it."""
+
+    def __init__(self, order: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.order = order
+        self.lent = nn.ModuleDict({"layer": nn.Linear(4, 4)})
+        self.own = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.order == "called_after":
+            x = torch.tanh(nn.functional.linear(x, self.lent["layer"].weight))
+            return self.own(self.lent["layer"](x))
+        if self.order == "called_before":
+            x = self.lent["layer"](x)
+        return self.own(torch.tanh(nn.functional.linear(x, self.lent["layer"].weight)))
+
+
+@pytest.mark.parametrize("order", ["never_called", "called_before", "called_after"])
+@pytest.mark.parametrize("unit_elements", [None, 1])
+def test_borrowed_weights_are_right(unit_elements, order):
+    plain, model = Borrower(order), Borrower(order)
+    run(plain, adamw(plain))
+    with offloaded(model, replace(LATE, unit_elements=unit_elements)) as optimizer:
+        run(model, optimizer)
+        assert close(weights(model), weights(plain))
+
+
+def test_weights_that_no_module_call_precedes():
+    """Only submodules' functions are used, none is called: step() waits for the weights itself."""
+
+    def _loop(model, optimizer):
+        for x in batches(4):
+            hidden = nn.functional.linear(x, model[0].weight, model[0].bias)
+            (model[2].forward(torch.tanh(hidden)) - 1.0).pow(2).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    plain, model = mlp(), mlp()
+    _loop(plain, adamw(plain))
+    with offloaded(model, LATE) as optimizer:
+        _loop(model, optimizer)
+        assert close(weights(model), weights(plain))
+
+
+@pytest.mark.parametrize("unit_elements", [None, 1])
+def test_attention_that_does_not_call_its_projection(unit_elements):
+    class Attend(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.attend = nn.MultiheadAttention(4, 2, batch_first=True)
+            self.head = nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.head(self.attend(x[None], x[None], x[None])[0])
+
+    other, model = Attend(), Attend()
+    with offloaded(other, RESIDENT) as reference:
+        losses = run(other, reference)
+        expected = weights(other)
+    with offloaded(model, replace(LATE, unit_elements=unit_elements)) as optimizer:
+        assert run(model, optimizer) == losses
+        assert same(weights(model), expected)
+
+
+def test_evaluation_between_steps():
+    def _loop(model, optimizer):
+        values = []
+        for index, x in enumerate(batches(4)):
+            run_mode = [torch.no_grad, torch.inference_mode, torch.enable_grad][index % 3]
+            model.eval()
+            with run_mode():
+                values.append(loss_of(model, x).item())
+            model.train()
+            loss_of(model, x).backward()
+            with run_mode():
+                values.append(loss_of(model, x).item())  # between backward and step
+            optimizer.step()
+            optimizer.zero_grad()
+        return values
+
+    plain, model = mlp(), mlp()
+    expected = _loop(plain, adamw(plain))
+    with offloaded(model, LATE) as optimizer:
+        assert _loop(model, optimizer) == pytest.approx(expected, rel=1e-5)
+        assert close(weights(model), weights(plain))
+
+
+def test_parameters_must_stay_the_same_objects():
+    model = mlp()
+    with offloaded(model), pytest.raises(UnsupportedError, match="assign"):
+        model.load_state_dict(mlp().state_dict(), assign=True)
+
+
+def test_closed_models_are_ordinary():
+    model = mlp()
+    with offloaded(model) as optimizer:
+        _step(model, optimizer)
+    assert torch.isfinite(model(batches(1)[0])).all()
+    plain = adamw(model)
+    run(model, plain)
+    assert not model._forward_hooks
+    assert not model._forward_pre_hooks
+    assert not model[0]._forward_pre_hooks
+    assert not model._state_dict_pre_hooks
