@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import copy
 import io
+import math
 import pickle
 from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from forebay import PendingWeightError, UnsupportedError
 from forebay.engine.options import Timing
+from forebay.engine.reads import EarlyReads
 from forebay.engine.unit import WeightState
 from forebay.links import FaultScript
 from unit.engine_cases import (
@@ -329,6 +332,52 @@ def test_borrowed_weights_are_right(unit_elements, order):
     with offloaded(model, replace(LATE, unit_elements=unit_elements)) as optimizer:
         run(model, optimizer)
         assert close(weights(model), weights(plain))
+
+
+def test_reads_that_no_graph_shows_raise():
+    """Reentrant checkpointing leaves no graph; the step that finds NaN every other time tells."""
+
+    class Hidden(Borrower):
+        def forward(self, x):
+            weight = self.lent["layer"].weight
+            x = x.requires_grad_()
+            borrow = lambda y: torch.tanh(nn.functional.linear(y, weight))  # noqa: E731
+            return self.own(self.lent["layer"](checkpoint(borrow, x, use_reentrant=True)))
+
+    model = Hidden("hidden")
+    with offloaded(model, LATE) as optimizer:
+        with pytest.raises(PendingWeightError, match=r"lent\.layer|read before its module"):
+            run(model, optimizer, steps=12)
+        synchronous = replace(LATE, timing=Timing.SYNCHRONOUS)
+    with offloaded(model, synchronous) as optimizer:
+        assert all(map(math.isfinite, run(model, optimizer, steps=3)))
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "raises"),
+    [
+        ("F pN F pN F pN", True),
+        ("F pN F pF pN F pN F", False),
+        ("F pN N F pN F pN", False),
+        ("F pN pN pN pN pN", False),
+        ("N N N F pF pF", False),
+    ],
+)
+def test_early_reads_are_told_from_other_trouble(outcomes, raises):
+    """F and N: finite or not; p: the window began with weights on their way."""
+    reads = EarlyReads(deferred=True)
+
+    def _run():
+        windows = outcomes.split()
+        for window, following in zip(windows, [*windows[1:], ""], strict=True):
+            applied = following.startswith("p")
+            reads.note(finite=window.endswith("F"), applied=applied, bad="w")
+
+    if raises:
+        with pytest.raises(PendingWeightError, match="synchronize"):
+            _run()
+    else:
+        _run()
 
 
 def test_weights_that_no_module_call_precedes():

@@ -11,10 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from forebay.errors import PendingWeightError
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["first_reads", "next_number"]
+__all__ = ["EarlyReads", "first_reads", "next_number"]
+
+# Chance does it too, but hardly so often in a row.
+_SUSPICIOUS = 3
 
 
 def next_number() -> int:
@@ -40,3 +45,50 @@ def first_reads(outputs: Iterable[torch.Tensor]) -> dict[int, int]:
                 seen.add(source)
                 pending.append(source)
     return first
+
+
+class EarlyReads:
+    """Notices from the outcomes of steps that some weight is read before anybody waits for it.
+
+    Such a read gives NaN in windows that begin with weights on their way, and skips them. After a
+    skip nothing is on its way, so the next window is fine: the two take turns.
+
+    Args:
+        deferred: Whether windows may begin with weights on their way.
+    """
+
+    def __init__(self, *, deferred: bool) -> None:
+        self._deferred = deferred
+        self._began_pending = False
+        self._fine_between = False
+        self._suspicious = 0
+
+    def note(self, *, finite: bool, applied: bool, bad: str = "") -> None:
+        """Take note of a window's gradients.
+
+        Args:
+            finite: Whether all were.
+            applied: Whether the step changes weights.
+            bad: The first parameter whose gradient was not finite.
+
+        Raises:
+            PendingWeightError: It happened too often for chance.
+        """
+        began_pending = self._began_pending
+        self._began_pending = applied and self._deferred
+        if began_pending and not finite:
+            goes_on = self._fine_between or not self._suspicious
+            self._suspicious = self._suspicious + 1 if goes_on else 0
+            self._fine_between = False
+        elif began_pending or not finite:
+            self._suspicious = 0
+        else:
+            self._fine_between = True
+        if self._suspicious >= _SUSPICIOUS:
+            raise PendingWeightError(
+                f"gradients ({bad}) were not finite in {_SUSPICIOUS} windows that began while "
+                "weights were on their way, and finite in those between: a weight is read "
+                "before its module is called",
+                hint="call optimizer.synchronize() before using weights outside their module's "
+                "forward, or set forebay.synchronous: true",
+            )

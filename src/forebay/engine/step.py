@@ -15,7 +15,8 @@ import torch
 
 from forebay.engine.executor import UpdateOrder
 from forebay.engine.masters import refresh_master
-from forebay.engine.options import OverflowCheck
+from forebay.engine.options import OverflowCheck, Timing
+from forebay.engine.reads import EarlyReads
 from forebay.errors import UnsupportedError
 from forebay.links.observer import Moment
 from forebay.optim.clip import global_norm, gradient_scale
@@ -98,6 +99,7 @@ class Stepper:
         self._divisor = 1.0
         # Updates are being enqueued: an exception now leaves some done and some not.
         self.applying = False
+        self._early_reads = EarlyReads(deferred=options.timing is Timing.DEFERRED)
 
     def agree(self) -> Agreement:
         """Norm, finiteness and presence of the sealed window."""
@@ -161,11 +163,13 @@ class Stepper:
         present = self._collector.present()
         if agreement.first_bad is not None and self._overflow is OverflowCheck.SKIP:
             bad = self._collector.records[agreement.first_bad].label
+            self._early_reads.note(finite=False, applied=False, bad=bad)
             outcome = StepOutcome(applied=False, norm=agreement.norm, bad_parameter=bad)
             self._executor.drop_staged()
         else:
             order = self._capture(groups, present, agreement, clip_norm)
             self._apply(present, order)
+            self._early_reads.note(finite=agreement.first_bad is None, applied=True)
             outcome = StepOutcome(applied=True, norm=agreement.norm)
         for record in present:
             record.consume()
