@@ -30,7 +30,11 @@ from forebay.errors import (
 )
 
 if TYPE_CHECKING:
-    from forebay.compat.api import add_config_arguments, init_distributed, initialize
+    from forebay import ops as ops
+    from forebay import runtime as runtime
+    from forebay import utils as utils
+    from forebay.compat.api import add_config_arguments, initialize
+    from forebay.compat.distributed import init_distributed
     from forebay.engine.offload import offload
 
     __version__: str
@@ -56,9 +60,24 @@ __all__ = [
 # Where each name that needs torch lives.
 _LAZY = {
     "add_config_arguments": "forebay.compat.api",
-    "init_distributed": "forebay.compat.api",
+    "init_distributed": "forebay.compat.distributed",
     "initialize": "forebay.compat.api",
     "offload": "forebay.engine.offload",
+}
+
+# Modules that scripts reach as attributes, without an import of their own.
+_MODULES = frozenset({"ops", "runtime", "utils"})
+
+# What scripts for DeepSpeed use and forebay has not, with what to write instead.
+_ABSENT = {
+    "DeepSpeedEngine": "the engine's class is forebay.compat.engine.TrainingEngine",
+    "PipelineModule": "one process trains the whole model: pass a plain nn.Module to initialize",
+    "checkpointing": "use torch.utils.checkpoint",
+    "comm": "use torch.distributed",
+    "init_inference": "forebay trains; use the trained module as it is",
+    "tp_model_init": "one process trains the whole model: pass a plain nn.Module to initialize",
+    "zero": "in one process build the model as usual and read its parameters as they are "
+    "(engine.synchronize() first, between step() and the next forward)",
 }
 
 
@@ -68,14 +87,17 @@ def __getattr__(name: str) -> object:
         value: object = _version()
     elif name in _LAZY:
         value = getattr(importlib.import_module(_LAZY[name]), name)
+    elif name in _MODULES:
+        value = importlib.import_module(f"{__name__}.{name}")
     else:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        instead = f" ({_ABSENT[name]})" if name in _ABSENT else ""
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{instead}")
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_MODULES})
 
 
 def _version() -> str:

@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import argparse
-import os
+import contextlib
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import DataLoader
 
+from forebay.compat.distributed import init_distributed, refuse_ranks
 from forebay.compat.engine import TrainingEngine
+from forebay.compat.inputs import (
+    DTYPES,
+    check_arguments,
+    check_dtypes,
+    class_name,
+    model_dtype,
+    one_config,
+)
 from forebay.compat.optimizers import adam_from, build_optimizer
+from forebay.compat.progress import Progress, events_folder, open_events
+from forebay.compat.schedulers import build_scheduler, check_scheduler
 from forebay.config.facts import Facts
 from forebay.config.resolve import resolve
 from forebay.engine.engine import Engine
 from forebay.engine.optimizer import OffloadedOptimizer
 from forebay.engine.options import EngineOptions, OverflowCheck, Timing
-from forebay.errors import ConfigError, UnsupportedError
 from forebay.optim.loss_scale import DynamicLossScale, LossScaleConfig, StaticLossScale
-from forebay.optim.schedule import Schedule
 from forebay.plan.placement import UpdatePlace
 
 if TYPE_CHECKING:
@@ -27,13 +35,12 @@ if TYPE_CHECKING:
 
     from torch import nn
     from torch.optim.lr_scheduler import LRScheduler
+    from torch.utils.data import DataLoader
 
     from forebay.config.resolved import PrecisionSpec, ResolvedConfig
     from forebay.optim.loss_scale import LossScale
 
-__all__ = ["add_config_arguments", "engine_options", "init_distributed", "initialize"]
-
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+__all__ = ["add_config_arguments", "engine_options", "initialize"]
 
 
 def initialize(
@@ -56,15 +63,17 @@ def initialize(
     Args:
         args: Parsed arguments; `args.deepspeed_config` is used where `config` is not given.
         model: The model to train. With `bf16` or `fp16` enabled a float32 model is cast.
-        optimizer: `torch.optim.Adam` or `AdamW` (or a callable that makes one from parameters);
-            takes the place of the configuration's `optimizer` section.
-        model_parameters: Parameters or parameter groups; all trainable ones by default.
-        training_data: A dataset; a loader over it is made.
-        lr_scheduler: A torch scheduler, or a callable that makes one from the optimizer.
+        optimizer: `torch.optim.Adam` or `AdamW`, or a class or function that makes one from
+            parameters; takes the place of the configuration's `optimizer` section.
+        model_parameters: Parameters or parameter groups; all trainable ones by default. Where
+            `optimizer` is an optimizer, its own groups decide, as in DeepSpeed.
+        training_data: A dataset; a loader of micro-batches over it is made.
+        lr_scheduler: A torch scheduler over the given optimizer, or a function that makes one
+            from the optimizer; takes the place of the configuration's `scheduler` section.
         distributed_port: Unused in one process.
         mpu: Refused.
-        dist_init_required: Unused in one process.
-        collate_fn: For the loader.
+        dist_init_required: True makes a `torch.distributed` group of one (`init_distributed`).
+        collate_fn: For the loader, and for those of `deepspeed_io`.
         config: Path, dict or base64 of the DeepSpeed JSON.
         mesh_param: Refused.
         config_params: Old name of `config`.
@@ -77,19 +86,25 @@ def initialize(
         UnsupportedError: The model or optimizer cannot be honoured.
         BudgetError: The state does not fit; nothing was moved.
     """
-    if model is None:
-        raise ConfigError("initialize needs a model", hint="initialize(model=model, config=...)")
-    for name, value in (("mpu", mpu), ("mesh_param", mesh_param)):
-        if value is not None:
-            raise UnsupportedError(f"initialize({name}=...) is not supported yet")
-    _refuse_ranks()
-    raw = _one_config(args, config, config_params)
+    model = check_arguments(
+        args=args,
+        model=model,
+        optimizer=optimizer,
+        training_data=training_data,
+        lr_scheduler=lr_scheduler,
+        mpu=mpu,
+        collate_fn=collate_fn,
+        mesh_param=mesh_param,
+    )
+    refuse_ranks()
+    if dist_init_required:
+        init_distributed()
     resolved = resolve(
-        raw,
+        one_config(args, config, config_params),
         facts=Facts(
-            model_dtype=_model_dtype(model),
-            client_optimizer=None if optimizer is None else _class_name(optimizer),
-            client_scheduler=None if lr_scheduler is None else _class_name(lr_scheduler),
+            model_dtype=model_dtype(model),
+            client_optimizer=class_name(optimizer),
+            client_scheduler=class_name(lr_scheduler),
             fallback_micro_batch_size=1,
             asker="forebay.initialize",
         ),
@@ -97,7 +112,10 @@ def initialize(
     client = build_optimizer(
         model, given=optimizer, parameters=model_parameters, spec=resolved.optimizer
     )
+    check_dtypes(client.param_groups, precision=resolved.precision)
     rule = adam_from(client)
+    check_scheduler(lr_scheduler, client)
+    folder = None if resolved.tensorboard is None else events_folder(resolved.tensorboard)
     core = Engine(
         model,
         groups=client.param_groups,
@@ -106,24 +124,26 @@ def initialize(
             engine_options(resolved), cast_to=_cast_to(model, precision=resolved.precision)
         ),
     )
-    try:
+    with contextlib.ExitStack() as undo:
+        undo.callback(core.close)
         offloaded = OffloadedOptimizer(core, client)
-        scheduler = _scheduler(lr_scheduler, resolved, offloaded)
-    except BaseException:
-        core.close()
-        raise
-    engine = TrainingEngine(core, optimizer=offloaded, config=resolved, scheduler=scheduler)
-    loader = None
-    if training_data is not None:
-        loader = DataLoader(
-            training_data,
-            batch_size=resolved.batch.micro_batch_size,
-            shuffle=not isinstance(training_data, torch.utils.data.IterableDataset),
+        undo.callback(offloaded.close)
+        engine = TrainingEngine(
+            core,
+            optimizer=offloaded,
+            config=resolved,
+            scheduler=build_scheduler(lr_scheduler, resolved.scheduler, offloaded),
+            progress=Progress(
+                every=resolved.steps_per_print,
+                events=None if folder is None else open_events(folder),
+                has_loss_scale=resolved.precision.loss_scale is not None,
+            ),
             collate_fn=collate_fn,
-            drop_last=resolved.dataloader_drop_last,
         )
-    engine.training_dataloader = loader
-    return engine, offloaded, loader, scheduler
+        undo.pop_all()
+    if training_data is not None:
+        engine.training_dataloader = engine.deepspeed_io(training_data, pin_memory=False)
+    return engine, offloaded, engine.training_dataloader, engine.lr_scheduler
 
 
 def engine_options(
@@ -152,26 +172,10 @@ def _cast_to(model: nn.Module, *, precision: PrecisionSpec) -> torch.dtype | Non
     A model that already has parameters of that dtype is left as it is, so that float32 norms or
     adapters in a 16-bit model keep theirs. Buffers are never cast.
     """
-    dtype = _DTYPES[precision.dtype]
+    dtype = DTYPES[precision.dtype]
     if dtype is torch.float32 or any(p.dtype is dtype for p in model.parameters()):
         return None
     return dtype
-
-
-def init_distributed(
-    dist_backend: str | None = None,
-    auto_mpi_discovery: bool = True,
-    distributed_port: int = 29500,
-    verbose: bool = True,
-    timeout: Any = None,
-    init_method: str | None = None,
-    dist_init_required: bool | None = None,
-    config: Any = None,
-    rank: int = -1,
-    world_size: int = -1,
-) -> None:
-    """Nothing to do in one process; several are not supported yet."""
-    _refuse_ranks()
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
@@ -184,44 +188,6 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentPa
         "--deepspeed_config", type=str, default=None, help="path of the DeepSpeed JSON"
     )
     return parser
-
-
-def _refuse_ranks() -> None:
-    world = int(os.environ.get("WORLD_SIZE", "1") or "1")
-    if world > 1:
-        raise UnsupportedError(
-            f"WORLD_SIZE is {world}, but several processes are not supported yet",
-            hint="start one process",
-        )
-
-
-def _one_config(args: argparse.Namespace | None, config: Any, config_params: Any) -> Any:
-    given = [value for value in (config, config_params) if value is not None]
-    if len(given) == 2:
-        raise ConfigError("both config and config_params are given", hint="give config alone")
-    if given:
-        return given[0]
-    path = getattr(args, "deepspeed_config", None)
-    if path is None:
-        raise ConfigError(
-            "no configuration is given",
-            hint="pass config=..., or args with deepspeed_config",
-        )
-    return path
-
-
-def _model_dtype(model: nn.Module) -> str | None:
-    names = {dtype: name for name, dtype in _DTYPES.items()}
-    for param in model.parameters():
-        if param.requires_grad and param.dtype in names:
-            return names[param.dtype]
-    return None
-
-
-def _class_name(value: Any) -> str:
-    return (
-        value.__name__ if callable(value) and hasattr(value, "__name__") else type(value).__name__
-    )
 
 
 def _loss_scale(precision: PrecisionSpec) -> LossScale:
@@ -239,17 +205,3 @@ def _loss_scale(precision: PrecisionSpec) -> LossScale:
             min_loss_scale=spec.min_scale,
         )
     )
-
-
-def _scheduler(
-    given: Any, resolved: ResolvedConfig, optimizer: OffloadedOptimizer
-) -> LRScheduler | None:
-    if given is None:
-        if resolved.scheduler is None:
-            return None
-        return Schedule(optimizer, resolved.scheduler)
-    if callable(given) and not hasattr(given, "step"):
-        made: LRScheduler = given(optimizer)
-        return made
-    scheduler: LRScheduler = given
-    return scheduler

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from forebay.compat.inputs import chosen_parameters, class_name
 from forebay.errors import ConfigError, UnsupportedError
 from forebay.optim.rule import AdamRule, WeightDecay
 
@@ -134,17 +135,30 @@ def build_optimizer(
 ) -> torch.optim.Optimizer:
     """The optimizer that carries groups and hyperparameters.
 
+    Args:
+        model: The model.
+        given: The caller's optimizer, which decides alone what is trained; or a function or class
+            that makes one.
+        parameters: The caller's parameters or groups, where no optimizer was given.
+        spec: The configuration's optimizer.
+
     Raises:
-        ConfigError: Neither the caller nor the configuration names one, or a group brings a
-            weight decay of which nobody said the kind.
+        ConfigError: Neither the caller nor the configuration names one, there is nothing to
+            train, or a group brings a weight decay of which nobody said the kind.
     """
     if isinstance(given, torch.optim.Optimizer):
+        _refuse_foreign(given, model)
         return given
-    chosen = list(parameters) if parameters is not None else []
-    if not chosen:
-        chosen = [param for param in model.parameters() if param.requires_grad]
+    chosen = chosen_parameters(model, parameters)
     if given is not None:
-        return given(chosen)
+        made = given(chosen)
+        if not isinstance(made, torch.optim.Optimizer):
+            raise ConfigError(
+                f"the optimizer function {class_name(given)} returned {type(made).__name__}, not a "
+                "torch.optim.Optimizer",
+                hint="lambda params: torch.optim.AdamW(params, lr=...)",
+            )
+        return made
     if spec is None:
         raise ConfigError(
             "no optimizer: neither initialize(optimizer=...) nor the configuration's optimizer "
@@ -160,3 +174,15 @@ def build_optimizer(
         )
     kind = torch.optim.AdamW if spec.name == "AdamW" else torch.optim.Adam
     return kind(chosen, lr=spec.lr, betas=spec.betas, eps=spec.eps, weight_decay=spec.weight_decay)
+
+
+def _refuse_foreign(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+    """An optimizer over another model's parameters would train nothing, silently."""
+    own = {id(param) for param in model.parameters()}
+    if any(id(param) in own for group in optimizer.param_groups for param in group["params"]):
+        return
+    count = sum(len(group["params"]) for group in optimizer.param_groups)
+    raise ConfigError(
+        f"none of the optimizer's {count} parameters is one of the model's",
+        hint="build it over the parameters of the model that initialize gets, after any copy",
+    )

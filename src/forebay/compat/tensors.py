@@ -13,9 +13,15 @@ __all__ = [
     "safe_get_full_fp32_param",
     "safe_get_full_grad",
     "safe_get_full_optimizer_state",
+    "safe_get_local_fp32_param",
+    "safe_get_local_grad",
+    "safe_get_local_optimizer_state",
     "safe_set_full_fp32_param",
     "safe_set_full_grad",
     "safe_set_full_optimizer_state",
+    "safe_set_local_fp32_param",
+    "safe_set_local_grad",
+    "safe_set_local_optimizer_state",
 ]
 
 _STATES = ("exp_avg", "exp_avg_sq")
@@ -86,6 +92,47 @@ def safe_set_full_grad(param: torch.Tensor, value: torch.Tensor) -> None:
     record = _hook(param).record
     _check_shape(record.slot.shape, value)
     param.grad = value.detach().to(device=param.device, dtype=param.dtype)
+
+
+def safe_get_local_fp32_param(param: torch.Tensor) -> torch.Tensor:
+    """This process's slice of the fp32 master, flat: all of it in one process."""
+    return safe_get_full_fp32_param(param).flatten()
+
+
+def safe_get_local_optimizer_state(param: torch.Tensor, optim_state_key: str) -> torch.Tensor:
+    """This process's slice of one optimizer state, flat."""
+    return safe_get_full_optimizer_state(param, optim_state_key).flatten()
+
+
+def safe_get_local_grad(param: torch.Tensor) -> torch.Tensor | None:
+    """This process's slice of the gradient, flat; None when there is none."""
+    grad = safe_get_full_grad(param)
+    return None if grad is None else grad.flatten()
+
+
+def safe_set_local_fp32_param(param: torch.Tensor, value: torch.Tensor) -> None:
+    """Set this process's slice of the fp32 master."""
+    safe_set_full_fp32_param(param, _whole(param, value))
+
+
+def safe_set_local_optimizer_state(
+    param: torch.Tensor, value: torch.Tensor, optim_state_key: str
+) -> None:
+    """Set this process's slice of one optimizer state."""
+    safe_set_full_optimizer_state(param, _whole(param, value), optim_state_key)
+
+
+def safe_set_local_grad(param: torch.Tensor, value: torch.Tensor) -> None:
+    """Replace this process's slice of the window's gradient."""
+    safe_set_full_grad(param, _whole(param, value))
+
+
+def _whole(param: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    if value.numel() != param.numel():
+        raise ConfigError(
+            f"the value has {value.numel()} elements, this process's slice {param.numel()}"
+        )
+    return value.reshape(param.shape)
 
 
 def _state(param: torch.Tensor, key: str) -> torch.Tensor:

@@ -124,6 +124,22 @@ class OffloadedOptimizer(torch.optim.Optimizer):
         outcome = self.engine.last_outcome
         return None if outcome is None else outcome.norm
 
+    @property
+    def loss_scale(self) -> float:
+        """What `scale` multiplies losses by now; 1 without loss scaling."""
+        return self.engine.options.loss_scale.value
+
+    @property
+    def cur_scale(self) -> float:
+        """Another name of `loss_scale`, which scripts for DeepSpeed read."""
+        return self.loss_scale
+
+    @property
+    def overflow(self) -> bool:
+        """Whether the last step was skipped since a gradient was not finite."""
+        outcome = self.engine.last_outcome
+        return outcome is not None and not outcome.applied
+
     def synchronize(self) -> None:
         """Wait until all weights are new."""
         self.engine.synchronize()
