@@ -42,9 +42,14 @@ _TIMERS: Final[tuple[Key, ...]] = (
 )
 
 _MONITORS: Final[tuple[Key, ...]] = (
-    section("tensorboard", "Scalars for TensorBoard, written by `forebay train`."),
+    section("tensorboard", "Scalars of every update for TensorBoard."),
     honoured("tensorboard.enabled", FLAG, "Write them.", default=False),
-    honoured("tensorboard.output_path", TEXT, "Folder; empty is the run's own folder.", default=""),
+    honoured(
+        "tensorboard.output_path",
+        TEXT,
+        "Folder; empty is the run's own (`forebay train`) or `runs` (`initialize`).",
+        default="",
+    ),
     honoured(
         "tensorboard.job_name", TEXT, "Folder within that folder.", default="DeepSpeedJobName"
     ),

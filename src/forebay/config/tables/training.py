@@ -138,7 +138,7 @@ _LOOP: Final[tuple[Key, ...]] = (
     honoured(
         "steps_per_print",
         INTERVAL,
-        "Updates between two progress lines; null prints none.",
+        "Updates between two progress lines on stderr; null prints none.",
         default=None,
         auto=Auto.DEFAULT,
     ),
