@@ -116,6 +116,9 @@ class Barrier:
             if self._closed is None:
                 self.quiesce("close")
         finally:
+            for unit in self._units:
+                for part in unit.parts:
+                    part.await_readers()
             self._closed = _CLOSED
             self._lanes.close()
             self._give_back_weights()

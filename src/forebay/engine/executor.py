@@ -286,6 +286,7 @@ class Executor:
             chosen = [order.hyper_of.get(record.index, -1) for record in records]
             if all(index < 0 for index in chosen):
                 continue
+            part.await_readers()
             self._updates[unit.index] = []
             self.math.update(
                 _flat_state(part) if staged is None else staged.state(part),
@@ -308,6 +309,7 @@ class Executor:
             tickets.append(None)
             if all(index < 0 for index in chosen):
                 continue
+            part.await_readers()
             state = _flat_state(part)
             native = native_part(
                 self._lanes.core,

@@ -46,6 +46,7 @@ def refresh_master(record: ParamRecord) -> bool:
     if not moved and param._version == record.version and not record.master_is_loaded:
         return False
     _refuse_other_form(record)
+    part.await_readers()
     if moved:  # the user assigned p.data
         with torch.no_grad():
             home.copy_(param.data)

@@ -20,6 +20,8 @@ from forebay.tiers.host import HostArena
 from forebay.tiers.ledger import Role
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from forebay.model.layout import ParamSlot, PartLayout
     from forebay.plan.placement import Placement
     from forebay.tiers.host import PageLocking
@@ -167,6 +169,13 @@ class PartStorage:
             self._gradient = self._gradient_arena(self.gradient_form)
         # The last operation that touches the gradient's landing place; the next one follows it.
         self.ticket: Any = None
+        # Waits for whoever still reads the state; set while a checkpoint is written.
+        self.before_change: Callable[[], None] | None = None
+
+    def await_readers(self) -> None:
+        """Return once master, moments and weights may change; call it before they do."""
+        if self.before_change is not None:
+            self.before_change()
 
     def _gradient_arena(self, form: GradientForm) -> HostArena:
         native = form is GradientForm.NATIVE

@@ -56,6 +56,7 @@ def check_entry(record: ParamRecord, entry: Mapping[str, Any]) -> None:
 def load_entry(record: ParamRecord, entry: Mapping[str, Any]) -> None:
     """Write an entry into the state's memory; an empty one stands for "never updated"."""
     part, slot = record.part, record.slot
+    part.await_readers()
     moments = (part.view(part.exp_avg, slot), part.view(part.exp_avg_sq, slot))
     if not entry:
         record.step = 0

@@ -1,0 +1,249 @@
+"""Opens a checkpoint that nobody vouches for, verifies it, and reads parts of it.
+
+Nothing outside its folder is opened: names are plain, links are refused. Memory is bounded by a
+few blocks, whatever the files say of their sizes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import torch
+
+from forebay.checkpoint.header import DTYPES, MAX_HEADER_BYTES, TensorSpec, parse_header
+from forebay.checkpoint.manifest import (
+    BLOCK_BYTES,
+    MANIFEST,
+    MAX_MANIFEST_BYTES,
+    Manifest,
+    Role,
+)
+from forebay.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+    from pathlib import Path
+    from types import TracebackType
+
+    from forebay.checkpoint.manifest import FileEntry, ParameterEntry, Slice
+
+__all__ = ["Checkpoint"]
+
+_THREADS: Final = 4
+
+
+class _File(NamedTuple):
+    descriptor: int
+    data_at: int
+    tensors: dict[str, tuple[TensorSpec, int, int]]
+
+
+class Checkpoint:
+    """An open checkpoint: its manifest, and the bytes behind it.
+
+    Opening checks names, sizes and headers; `verify` checks every byte.
+
+    Args:
+        folder: The checkpoint's own folder.
+
+    Attributes:
+        folder: The same.
+        manifest: What it holds.
+
+    Raises:
+        CheckpointError: Something is missing or not what the manifest says; names the file.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._files: dict[str, _File] = {}
+        self._stack = contextlib.ExitStack()
+        try:
+            self._folder = self._open_folder(folder)
+            self.manifest = Manifest.from_bytes(self._read_manifest(), what=str(folder / MANIFEST))
+            for entry in self.manifest.files:
+                self._files[entry.name] = self._open_file(entry)
+            self._check_tensors()
+        except BaseException:
+            self.close()
+            raise
+
+    def _open_folder(self, folder: Path) -> int:
+        try:
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except OSError as error:
+            raise CheckpointError(f"cannot open the checkpoint {folder}: {_why(error)}") from error
+        self._stack.callback(os.close, descriptor)
+        return descriptor
+
+    def _open(self, name: str) -> tuple[int, int]:
+        """Descriptor and size of a regular file of the folder."""
+        path = self.folder / name
+        try:
+            descriptor = os.open(
+                name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=self._folder
+            )
+        except OSError as error:
+            raise CheckpointError(f"cannot open {path}: {_why(error)}") from error
+        self._stack.callback(os.close, descriptor)
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise CheckpointError(f"{path} is no regular file")
+        return descriptor, status.st_size
+
+    def _read_manifest(self) -> bytearray:
+        descriptor, size = self._open(MANIFEST)
+        if size > MAX_MANIFEST_BYTES:
+            raise CheckpointError(
+                f"{self.folder / MANIFEST} has {size} bytes, and a manifest at most "
+                f"{MAX_MANIFEST_BYTES}"
+            )
+        return self._pread(descriptor, size, at=0, name=MANIFEST)
+
+    def _open_file(self, entry: FileEntry) -> _File:
+        path = self.folder / entry.name
+        descriptor, size = self._open(entry.name)
+        if size != entry.nbytes:
+            raise CheckpointError(f"{path} has {size} bytes; the manifest says {entry.nbytes}")
+        length = int.from_bytes(self._pread(descriptor, 8, at=0, name=entry.name), "little")
+        if not 2 <= length <= min(MAX_HEADER_BYTES, size - 8):
+            raise CheckpointError(f"{path} says that its header has {length} bytes of its {size}")
+        text = self._pread(descriptor, length, at=8, name=entry.name)
+        if zlib.crc32(text, zlib.crc32(length.to_bytes(8, "little"))) != entry.header_crc32:
+            raise CheckpointError(f"{path} is damaged: the checksum of its header does not match")
+        tensors = parse_header(text, data_bytes=size - 8 - length, what=str(path))
+        return _File(descriptor, 8 + length, tensors)
+
+    def _check_tensors(self) -> None:
+        """Every slice is a tensor of the file that it names, and there are no others."""
+        expected: dict[str, set[str]] = {name: set() for name in self._files}
+        for spec, piece in self._everything():
+            found = self._files[piece.file].tensors.get(spec.key)
+            if found is None or found[0] != spec or spec.key in expected[piece.file]:
+                raise CheckpointError(
+                    f"{self.folder / piece.file} does not hold {spec.key[:80]!r} as the manifest "
+                    "describes it"
+                )
+            expected[piece.file].add(spec.key)
+        for name, keys in expected.items():
+            extra = self._files[name].tensors.keys() - keys
+            if extra:
+                raise CheckpointError(
+                    f"{self.folder / name} holds {min(extra)[:80]!r}, which the manifest does not "
+                    "name"
+                )
+
+    def _everything(
+        self, roles: Collection[Role] = tuple(Role)
+    ) -> Iterator[tuple[TensorSpec, Slice]]:
+        for entry in self.manifest.parameters:
+            for role, pieces in entry.slices.items():
+                if role in roles:
+                    yield from ((entry.spec(role, piece), piece) for piece in pieces)
+        if Role.RANDOM in roles:
+            yield from self.manifest.random_tensors.values()
+
+    def nbytes(self, roles: Collection[Role] = tuple(Role)) -> int:
+        """Bytes of tensors, all of them or of some roles."""
+        return sum(spec.nbytes for spec, _ in self._everything(roles))
+
+    def verify(self, roles: Collection[Role] = tuple(Role)) -> None:
+        """Read all bytes of some roles and compare their checksums.
+
+        Raises:
+            CheckpointError: A file is damaged; names it and the tensor.
+        """
+
+        def check(item: tuple[TensorSpec, Slice, int]) -> None:
+            spec, piece, index = item
+            begin = index * BLOCK_BYTES
+            nbytes = min(BLOCK_BYTES, spec.nbytes - begin)
+            file = self._files[piece.file]
+            at = file.data_at + file.tensors[spec.key][1] + begin
+            data = self._pread(file.descriptor, nbytes, at=at, name=piece.file)
+            if zlib.crc32(data) != piece.crc32[index]:
+                raise CheckpointError(
+                    f"{self.folder / piece.file} is damaged: the checksum of "
+                    f"{spec.key[:80]!r} does not match",
+                    hint="load another checkpoint; nothing was changed",
+                )
+
+        blocks = (
+            (spec, piece, index)
+            for spec, piece in self._everything(roles)
+            for index in range(len(piece.crc32))
+        )
+        with ThreadPoolExecutor(_THREADS, thread_name_prefix="forebay-verify") as pool:
+            # a batch at a time, so that the first damage is found before all is read
+            while batch := [item for _, item in zip(range(4 * _THREADS), blocks, strict=False)]:
+                list(pool.map(check, batch))
+
+    def read(self, entry: ParameterEntry, role: Role, start: int, end: int) -> torch.Tensor:
+        """Elements `[start, end)` of a role, flat, in memory of its own.
+
+        Raises:
+            CheckpointError: A file cannot be read any more.
+        """
+        dtype = DTYPES[entry.dtype if role is Role.VALUE else "F32"]
+        into = torch.empty(end - start, dtype=dtype)
+        for piece in entry.slices[role]:
+            first, last = max(start, piece.start), min(end, piece.end)
+            if first < last:
+                spec, item = entry.spec(role, piece), dtype.itemsize
+                data = self._tensor_bytes(
+                    spec, piece, (first - piece.start) * item, (last - piece.start) * item
+                )
+                into[first - start : last - start] = torch.frombuffer(data, dtype=dtype)
+        return into
+
+    def random_tensor(self, name: str) -> torch.Tensor:
+        """A random generator's state."""
+        spec, piece = self.manifest.random_tensors[name]
+        data = self._tensor_bytes(spec, piece, 0, spec.nbytes)
+        return torch.frombuffer(data, dtype=DTYPES[spec.dtype]).reshape(spec.shape)
+
+    def _tensor_bytes(self, spec: TensorSpec, piece: Slice, begin: int, end: int) -> bytearray:
+        file = self._files[piece.file]
+        at = file.data_at + file.tensors[spec.key][1]
+        return self._pread(file.descriptor, end - begin, at=at + begin, name=piece.file)
+
+    def _pread(self, descriptor: int, nbytes: int, *, at: int, name: str) -> bytearray:
+        data = bytearray(nbytes)
+        left = memoryview(data)
+        try:
+            while left:
+                count = os.preadv(descriptor, [left], at)
+                if not count:
+                    raise CheckpointError(f"{self.folder / name} ends before byte {at + len(left)}")
+                left, at = left[count:], at + count
+        except OSError as error:
+            raise CheckpointError(f"cannot read {self.folder / name}: {_why(error)}") from error
+        return data
+
+    def close(self) -> None:
+        """Close its files. Idempotent."""
+        self._stack.close()
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _why(error: OSError) -> str:
+
+    if error.errno in {errno.ELOOP, errno.EMLINK}:
+        return "it is a link"
+    return error.strerror or str(error)

@@ -1,0 +1,101 @@
+"""Where the bytes of a tensor that is to be saved come from: pieces, never a whole copy."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+if TYPE_CHECKING:
+    from forebay.checkpoint.header import TensorSpec
+
+__all__ = ["JoinedSource", "Source", "TensorSource"]
+
+
+class Source(Protocol):
+    """The bytes of one tensor.
+
+    Attributes:
+        spec: The tensor as a file holds it.
+        owner: Who must not change it until it was read; None if nobody will.
+
+    `view` and `fill` are called by the thread that saves, for ranges that begin at multiples of a
+    block's size.
+    """
+
+    spec: TensorSpec
+    owner: int | None
+
+    def view(self, begin: int, end: int) -> memoryview | None:
+        """Bytes `[begin, end)` where they lie, or None if they must be filled in."""
+
+    def fill(self, begin: int, end: int, *, into: memoryview) -> None:
+        """Copy bytes `[begin, end)`."""
+
+
+class TensorSource:
+    """A tensor that lies somewhere, contiguous.
+
+    Args:
+        spec: What it is in the file; of as many bytes.
+        value: The tensor.
+        owner: Who may change it.
+    """
+
+    def __init__(self, spec: TensorSpec, value: torch.Tensor, *, owner: int | None = None) -> None:
+        self.spec = spec
+        self.owner = owner
+        flat = value.detach().reshape(-1)
+        # reshape keeps 0-dim and contiguous tensors where they are
+        self._bytes = flat.view(torch.uint8) if flat.numel() else flat.new_empty(0).byte()
+        assert self._bytes.numel() == spec.nbytes, spec.key
+
+    def view(self, begin: int, end: int) -> memoryview | None:
+        """The bytes themselves, on the host."""
+        if self._bytes.device.type != "cpu":
+            return None
+        address = self._bytes.data_ptr() + begin
+        return memoryview((ctypes.c_char * (end - begin)).from_address(address)).cast("B")
+
+    def fill(self, begin: int, end: int, *, into: memoryview) -> None:
+        """Copy bytes; from a device after all that its present stream has been given."""
+        torch.frombuffer(into, dtype=torch.uint8).copy_(self._bytes[begin:end])
+
+
+class JoinedSource:
+    """An fp32 master that is kept as a bf16 weight and the 16 bits beside it.
+
+    Args:
+        spec: fp32, of as many elements.
+        high: The weight.
+        low: The rest.
+        join: `join(high, low)` by address: (bits, high, low, elements).
+        owner: Who may change them.
+    """
+
+    def __init__(
+        self,
+        spec: TensorSpec,
+        high: torch.Tensor,
+        low: torch.Tensor,
+        *,
+        join: Any,
+        owner: int | None = None,
+    ) -> None:
+        self.spec = spec
+        self.owner = owner
+        self._high, self._low = high.detach().reshape(-1), low.detach().reshape(-1)
+        self._join = join
+
+    def view(self, begin: int, end: int) -> memoryview | None:
+        """Nowhere: they are to be joined."""
+        del begin, end
+        return None
+
+    def fill(self, begin: int, end: int, *, into: memoryview) -> None:
+        """Join elements; temporary memory is half the range where they lie on a device."""
+        chunk = slice(begin // 4, end // 4)
+        high, low = self._high[chunk].cpu(), self._low[chunk].cpu()
+        bits = torch.frombuffer(into, dtype=torch.float32)
+        self._join(bits.data_ptr(), high.data_ptr(), low.data_ptr(), bits.numel())

@@ -1,0 +1,258 @@
+"""Writes tensors into files by blocks: one thread reads state, a few check and write.
+
+Memory is bounded by the staging that it is given. It decides nothing about names or order.
+"""
+
+from __future__ import annotations
+
+import mmap
+import threading
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from forebay.checkpoint.header import TensorSpec, build_header
+from forebay.checkpoint.manifest import BLOCK_BYTES, FileEntry
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
+
+    from forebay.checkpoint.disk import Disk
+    from forebay.checkpoint.sources import Source
+
+__all__ = ["FILE_BYTES", "Staging", "TensorWriter", "Written", "plan_files"]
+
+# Large enough that opening one costs nothing, small enough to copy and to read in parallel.
+FILE_BYTES: Final = 4 << 30
+# A core checks some 1 GB/s; four feed any single drive.
+_THREADS: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What became of a set of tensors.
+
+    Attributes:
+        files: The files, in order.
+        places: By key: the file's name, and the block checksums.
+    """
+
+    files: tuple[FileEntry, ...]
+    places: dict[str, tuple[str, tuple[int, ...]]]
+
+
+class Staging:
+    """Memory that is lent to whoever fills it and comes back once written. Thread-safe.
+
+    Full blocks are mappings that are used again; small tensors, of which there may be thousands,
+    take their own bytes alone.
+
+    Args:
+        capacity: Bytes that may be lent at once, at least a block.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._left = max(capacity, BLOCK_BYTES)
+        self._blocks: list[memoryview] = []
+        self._changed = threading.Condition()
+        self._stopped = False
+
+    def take(self, nbytes: int) -> memoryview | None:
+        """Memory of at least so many bytes, as soon as there is some; None after `stop`."""
+        size = _lent_bytes(nbytes)
+        with self._changed:
+            self._changed.wait_for(lambda: self._left >= size or self._stopped)
+            if self._stopped:
+                return None
+            self._left -= size
+            if size == BLOCK_BYTES and self._blocks:
+                return self._blocks.pop()
+        return memoryview(mmap.mmap(-1, size) if size == BLOCK_BYTES else bytearray(size))
+
+    def give(self, block: memoryview) -> None:
+        """Hand memory back."""
+        with self._changed:
+            self._left += len(block)
+            if len(block) == BLOCK_BYTES:
+                self._blocks.append(block)
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        """Let nobody wait any more."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+
+
+def _lent_bytes(nbytes: int) -> int:
+    return BLOCK_BYTES if nbytes > BLOCK_BYTES // 2 else nbytes
+
+
+def plan_files(sources: Iterable[Source], *, file_bytes: int = FILE_BYTES) -> list[list[Source]]:
+    """Cut a list of tensors into files of at most so many bytes, or one tensor each.
+
+    In each file wider elements come first, as the library does it, so that all lie aligned.
+    """
+    files: list[list[Source]] = [[]]
+    size = 0
+    for source in sources:
+        if files[-1] and size + source.spec.nbytes > file_bytes:
+            files.append([])
+            size = 0
+        files[-1].append(source)
+        size += source.spec.nbytes
+    return files
+
+
+@dataclass(slots=True)
+class _File:
+    descriptor: int
+    left: int = 1
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def is_last(self) -> bool:
+        """One part of the file is done; whether it was the last."""
+        with self.lock:
+            self.left -= 1
+            return self.left == 0
+
+
+class TensorWriter:
+    """Writes files of tensors.
+
+    Args:
+        folder: Where to.
+        disk: The file system.
+        staging: Memory for what cannot be written from where it lies.
+        copies: Whether everything is copied into staging first, so that `on_read` comes early.
+        on_read: Called by the reading thread once a tensor's bytes were all read.
+        metadata: For each file's header.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        disk: Disk,
+        staging: Staging,
+        copies: bool = False,
+        on_read: Callable[[Source], None] | None = None,
+        metadata: dict[str, str] | None = None,
+    ) -> None:
+        self._folder = folder
+        self._disk = disk
+        self._staging = staging
+        self._copies = copies
+        self._on_read = on_read
+        self._metadata = metadata
+        self._error: BaseException | None = None
+        self._open: dict[int, _File] = {}
+        # Blocks that are written from where they lie must not queue up without bound either.
+        self._direct = threading.Semaphore(2 * _THREADS)
+
+    def write(self, files: Sequence[tuple[str, Sequence[Source]]]) -> Written:
+        """Write files and make their bytes durable.
+
+        Raises:
+            OSError: The file system's first error; everything is closed.
+        """
+        entries: list[FileEntry] = []
+        sums: dict[str, tuple[str, list[int]]] = {}
+        with ThreadPoolExecutor(_THREADS, thread_name_prefix="forebay-save") as pool:
+            try:
+                for name, sources in files:
+                    entries.append(self._file(name, sources, pool=pool, sums=sums))
+            except BaseException as error:
+                self._fail(error)
+        for file in self._open.values():
+            self._disk.close(file.descriptor)
+        if self._error is not None:
+            raise self._error
+        return Written(
+            tuple(entries), {key: (name, tuple(crcs)) for key, (name, crcs) in sums.items()}
+        )
+
+    def _file(
+        self,
+        name: str,
+        sources: Sequence[Source],
+        *,
+        pool: ThreadPoolExecutor,
+        sums: dict[str, tuple[str, list[int]]],
+    ) -> FileEntry:
+        ordered = sorted(sources, key=lambda source: -_item_bytes(source.spec))
+        head, begins = build_header([s.spec for s in ordered], metadata=self._metadata)
+        file = _File(self._disk.create(self._folder / name))
+        self._open[file.descriptor] = file
+        begin_of = {id(source): at for source, at in zip(ordered, begins, strict=True)}
+        self._disk.write(file.descriptor, memoryview(head), at=0)
+        for source in sources:
+            crcs = [0] * -(-source.spec.nbytes // BLOCK_BYTES)
+            sums[source.spec.key] = (name, crcs)
+            for index in range(len(crcs)):
+                if self._error is not None:
+                    raise self._error
+                self._block(source, index, pool=pool, file=file, at=begin_of[id(source)], crcs=crcs)
+            if self._on_read is not None:
+                self._on_read(source)
+        self._finish_part(file)
+        end = len(head) + sum(source.spec.nbytes for source in sources)
+        return FileEntry(name=name, nbytes=end, header_crc32=zlib.crc32(head))
+
+    def _block(
+        self,
+        source: Source,
+        index: int,
+        *,
+        pool: ThreadPoolExecutor,
+        file: _File,
+        at: int,
+        crcs: list[int],
+    ) -> None:
+        begin = index * BLOCK_BYTES
+        end = min(begin + BLOCK_BYTES, source.spec.nbytes)
+        view = None if self._copies else source.view(begin, end)
+        block = None
+        if view is None:
+            block = self._staging.take(end - begin)
+            if block is None:
+                return
+            view = block[: end - begin]
+            source.fill(begin, end, into=view)
+        else:
+            self._direct.acquire()
+        with file.lock:
+            file.left += 1
+
+        def work() -> None:
+            try:
+                if self._error is None:
+                    crcs[index] = zlib.crc32(view)
+                    self._disk.write(file.descriptor, view, at=at + begin)
+                    self._finish_part(file)
+            except BaseException as error:
+                self._fail(error)
+            finally:
+                if block is None:
+                    self._direct.release()
+                else:
+                    self._staging.give(block)
+
+        pool.submit(work)
+
+    def _finish_part(self, file: _File) -> None:
+        if file.is_last():
+            self._disk.sync(file.descriptor)
+            del self._open[file.descriptor]
+            self._disk.close(file.descriptor)
+
+    def _fail(self, error: BaseException) -> None:
+        if self._error is None:
+            self._error = error
+        self._staging.stop()
+
+
+def _item_bytes(spec: TensorSpec) -> int:
+    return spec.nbytes // max(spec.elements, 1)

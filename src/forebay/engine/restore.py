@@ -1,0 +1,263 @@
+"""From a checkpoint into an engine: straight to where each byte lives, whatever the layout.
+
+First everything is compared and verified; nothing changes before that is done. Then the state is
+written piece by piece. A disk that fails in between closes the engine, as a failed update does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from forebay.checkpoint.manifest import Kind, Role
+from forebay.engine.random_state import RandomState
+from forebay.engine.snapshot import untrained_tensors
+from forebay.errors import CheckpointError, ForebayError
+from forebay.optim.master import split
+from forebay.optim.reference import round_to
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from forebay.checkpoint.manifest import Manifest, ParameterEntry
+    from forebay.checkpoint.reader import Checkpoint
+    from forebay.engine.engine import Engine
+    from forebay.engine.record import ParamRecord
+
+__all__ = ["Match", "Scope", "match", "restore"]
+
+# 4 MiB of fp32; splitting takes some 24 bytes of temporary memory per element.
+_PIECE: Final = 1 << 20
+_MOMENTS: Final = (Role.EXP_AVG, Role.EXP_AVG_SQ)
+
+
+class Scope(Enum):
+    """How much of a checkpoint is loaded."""
+
+    EVERYTHING = "everything"
+    """Weights with their masters, moments, step counts, groups, loss scale and random states."""
+    WEIGHTS = "weights"
+    """Weights with their masters; moments and counts stay as they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """Which tensor of a checkpoint goes where.
+
+    Attributes:
+        trained: Trained parameters.
+        others: Frozen parameters and buffers.
+        scope: How much is loaded.
+    """
+
+    trained: tuple[tuple[ParamRecord, ParameterEntry], ...]
+    others: tuple[tuple[torch.Tensor, ParameterEntry], ...]
+    scope: Scope
+
+    @property
+    def roles(self) -> frozenset[Role]:
+        """What is read."""
+        weights = {Role.MASTER, Role.VALUE}
+        return frozenset(Role if self.scope is Scope.EVERYTHING else weights)
+
+
+def match(engine: Engine, checkpoint: Checkpoint, *, scope: Scope, is_strict: bool) -> Match:
+    """Compare a checkpoint with an engine; changes nothing.
+
+    Args:
+        engine: Where to load.
+        checkpoint: From where.
+        scope: How much.
+        is_strict: Whether every name on either side must be on the other too.
+
+    Raises:
+        CheckpointError: They do not fit; names what and why.
+    """
+    manifest = checkpoint.manifest
+    by_name = {name: entry for entry in manifest.parameters for name in entry.names}
+    used: set[int] = set()
+    missing: list[str] = []
+    trained, others = [], []
+    for record in engine.collector.records:
+        entry = _find(by_name, record.slot.names, record.slot.shape)
+        if entry is None:
+            missing.append(record.label)
+        else:
+            used.add(id(entry))
+            trained.append((record, entry))
+    for named in untrained_tensors(engine.module, engine.collector.records):
+        entry = _find(by_name, named.names, tuple(named.tensor.shape))
+        if entry is not None:
+            used.add(id(entry))
+            others.append((named.tensor, entry))
+        elif named.kind is not Kind.FROZEN or not manifest.excludes_frozen:
+            missing.append(named.names[0])
+    unused = [entry.names[0] for entry in manifest.parameters if id(entry) not in used]
+    if is_strict and (missing or unused):
+        raise CheckpointError(
+            f"{checkpoint.folder} is of another model: "
+            + "; ".join(
+                f"{len(names)} {what}, the first is {names[0]}"
+                for names, what in ((missing, "tensors are missing"), (unused, "are unknown here"))
+                if names
+            ),
+            hint="load_module_strict=False loads what both have",
+        )
+    found = Match(tuple(trained), tuple(others), scope)
+    if scope is Scope.EVERYTHING:
+        _check_optimizer(engine, manifest, found, what=str(checkpoint.folder))
+    return found
+
+
+def _find(
+    by_name: dict[str, ParameterEntry], names: Iterable[str], shape: tuple[int, ...]
+) -> ParameterEntry | None:
+    entry = next((by_name[name] for name in names if name in by_name), None)
+    if entry is not None and entry.shape != shape:
+        raise CheckpointError(
+            f"{entry.names[0]} has the shape {list(entry.shape)} in the checkpoint and "
+            f"{list(shape)} in the model"
+        )
+    return entry
+
+
+def _check_optimizer(engine: Engine, manifest: Manifest, found: Match, *, what: str) -> None:
+    hint = "load_optimizer_states=False loads the weights alone"
+    rule = engine._stepper._rule
+    if manifest.rule != rule.weight_decay.value:
+        raise CheckpointError(
+            f"{what} was trained with {manifest.rule} weight decay, this optimizer has "
+            f"{rule.weight_decay.value}",
+            hint=hint,
+        )
+    if len(manifest.groups) != len(engine.groups):
+        raise CheckpointError(
+            f"{what} has {len(manifest.groups)} parameter groups, this optimizer "
+            f"{len(engine.groups)}",
+            hint=hint,
+        )
+    for group, saved in zip(engine.groups, manifest.groups, strict=True):
+        try:
+            rule.validate({**group, **saved})
+        except ForebayError as error:
+            raise CheckpointError(f"{what} has an impossible group: {error.message}") from error
+    for record, entry in found.trained:
+        if entry.kind is not Kind.TRAINED:
+            raise CheckpointError(f"{record.label} was not trained in {what}", hint=hint)
+        if entry.group != record.group:
+            raise CheckpointError(
+                f"{record.label} was in parameter group {entry.group} in {what}, and is in "
+                f"{record.group}",
+                hint=hint,
+            )
+    for _, entry in found.others:
+        if entry.kind is Kind.TRAINED:
+            raise CheckpointError(
+                f"{entry.names[0]} was trained in {what} and is not trained here", hint=hint
+            )
+    _random_of(manifest, {}).check()
+
+
+def restore(engine: Engine, checkpoint: Checkpoint, found: Match) -> None:
+    """Write a checkpoint's state into an engine; call it after `match` and `verify`.
+
+    The open window is discarded.
+
+    Raises:
+        CheckpointError: A file cannot be read any more; the engine is closed.
+    """
+    random = RandomState()
+    if found.scope is Scope.EVERYTHING:
+        names = checkpoint.manifest.random_tensors
+        random = _random_of(
+            checkpoint.manifest, {name: checkpoint.random_tensor(name) for name in names}
+        )
+        random.check()
+    engine.quiesce("load_checkpoint")
+    engine.zero_grad()
+    try:
+        for record, entry in found.trained:
+            _restore_record(record, entry, checkpoint, scope=found.scope)
+        for tensor, entry in found.others:
+            _restore_other(tensor, entry, checkpoint)
+    except BaseException as error:
+        engine._barrier.fail(f"loading {checkpoint.folder} stopped half way: {error}")
+        raise
+    if found.scope is Scope.EVERYTHING:
+        _restore_numbers(engine, checkpoint.manifest)
+        random.restore()
+    engine.accelerator.synchronize()
+
+
+def _restore_numbers(engine: Engine, manifest: Manifest) -> None:
+    for group, saved in zip(engine.groups, manifest.groups, strict=True):
+        for name, value in saved.items():
+            if isinstance(group.get(name), torch.Tensor):
+                group[name].fill_(value)
+            elif name != "params":
+                group[name] = value
+    engine.options.loss_scale.load_state_dict(manifest.loss_scale)
+    engine.skipped_steps = manifest.counters.get("skipped_steps", 0)
+
+
+def _restore_record(
+    record: ParamRecord, entry: ParameterEntry, checkpoint: Checkpoint, *, scope: Scope
+) -> None:
+    part, slot = record.part, record.slot
+    part.await_readers()
+    if slot.elements and record.param.data_ptr() != part.weight(slot).data_ptr():
+        record.param.data = part.weight(slot)  # the user had assigned p.data
+    role = Role.MASTER if entry.kind is Kind.TRAINED else Role.VALUE
+    part.sync_high()
+    for start in range(0, slot.elements, _PIECE):
+        end = min(start + _PIECE, slot.elements)
+        master = checkpoint.read(entry, role, start, end).float()
+        _write_master(record, start, master)
+        if scope is Scope.EVERYTHING:
+            here = slice(slot.offset + start, slot.offset + end)
+            part.exp_avg[here] = checkpoint.read(entry, Role.EXP_AVG, start, end)
+            part.exp_avg_sq[here] = checkpoint.read(entry, Role.EXP_AVG_SQ, start, end)
+    if scope is Scope.EVERYTHING:
+        record.step = entry.step
+    record.master_is_loaded = False
+    record.loaded_low = None
+    torch.autograd.graph.increment_version([record.param])
+    record.rebase()
+
+
+def _write_master(record: ParamRecord, start: int, master: torch.Tensor) -> None:
+    """The fp32 master, in whatever form it is kept, and the working weight: it, rounded."""
+    part = record.part
+    here = slice(record.slot.offset + start, record.slot.offset + start + master.numel())
+    part.weights[here] = round_to(master, part.dtype).to(part.weights.device)
+    if part.low is not None:
+        high, low = split(master)
+        part.low[here] = low.to(part.low.device)
+        if part.high is not part.weights:
+            part.high[here] = high.to(part.high.device)
+    elif part.high is not part.weights:
+        part.high[here] = master.to(part.high.device)
+
+
+def _restore_other(tensor: torch.Tensor, entry: ParameterEntry, checkpoint: Checkpoint) -> None:
+    role = Role.MASTER if entry.kind is Kind.TRAINED else Role.VALUE
+    with torch.no_grad():
+        for start in range(0, entry.elements, _PIECE):
+            end = min(start + _PIECE, entry.elements)
+            value = checkpoint.read(entry, role, start, end)
+            if entry.kind is Kind.TRAINED:
+                value = round_to(value, tensor.dtype)
+            if tensor.is_contiguous():
+                tensor.view(-1)[start:end] = value.to(tensor.device)
+            else:  # its elements have no one order in memory: whole, once
+                whole = checkpoint.read(entry, role, 0, entry.elements)
+                tensor.copy_(whole.view(entry.shape))
+                break
+
+
+def _random_of(manifest: Manifest, tensors: dict[str, torch.Tensor]) -> RandomState:
+    plain = {name: manifest.random.get(name) for name in manifest.random}
+    return RandomState(plain, tensors)
