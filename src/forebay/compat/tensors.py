@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from forebay.engine.collector import GradientHook, hook_of
+from forebay.engine.masters import refresh_master
 from forebay.engine.record import GradientState
 from forebay.errors import ConfigError, UnsupportedError
 from forebay.optim.reference import round_to
@@ -41,6 +42,8 @@ def safe_get_full_fp32_param(param: torch.Tensor) -> torch.Tensor:
     """A copy of the parameter's fp32 master, in its shape, where the master lives."""
     hook = _hook(param)
     hook.engine.quiesce("safe_get_full_fp32_param")
+    if not hook.record.master_is_loaded:
+        refresh_master(hook.record)  # the weight may have been changed since the last step
     return hook.record.part.master_copy(hook.record.slot)
 
 
