@@ -169,9 +169,9 @@ def sample(model_folder: Path, *, tokens: int) -> str:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train a small model on the Python library.")
     parser.add_argument("--output", type=Path, default=Path("runs/demo"))
-    parser.add_argument("--steps", type=int, default=400, help="updates of the main run")
+    parser.add_argument("--steps", type=int, default=500, help="updates of the main run")
     parser.add_argument("--compared", type=int, default=12, help="updates of the two short runs")
-    parser.add_argument("--tokens", type=int, default=400, help="length of the sample")
+    parser.add_argument("--tokens", type=int, default=500, help="length of the sample")
     return parser.parse_args()
 
 

@@ -242,6 +242,17 @@ def test_output_folder_is_proved_before_anything_is_loaded(
     refused(train(output=output / "thesis.tex" / "below"), "cannot write to the output folder")
 
 
+def test_former_run_stays_until_the_new_one_trains(
+    train: Callable[..., Ran], tmp_path: Path
+) -> None:
+    assert train().code == 0
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
+    refused(train("--overwrite", data=tmp_path / "none.txt"), "no such data file")
+    (tmp_path / "bad.jsonl").write_text("{")
+    refused(train("--overwrite", data=tmp_path / "bad.jsonl"), "bad.jsonl:1: malformed JSON")
+    assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
+
+
 def test_disk_without_room_for_the_model(
     train: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
 ) -> None:

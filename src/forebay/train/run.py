@@ -91,6 +91,8 @@ def train(options: TrainOptions, *, console: Console) -> Summary:
         model = plan.source.load(
             dtype=plan.config.precision.dtype, checkpointing=options.gradient_checkpointing
         )
+        # Again, so that dropout does not depend on how the weights came about.
+        torch.manual_seed(options.seed)
         plan.folder.require_room(_weight_bytes(model))
         engine, *_ = initialize(model=model, config=plan.config.as_dict())
         with contextlib.closing(engine):
@@ -141,7 +143,7 @@ def _train(plan: _Plan, engine: Any, *, stop: StopSignals, console: Console) -> 
     _say(console, f"\n{plan.source.kind}: {count:,} trainable parameters on {plan.device}")
     for line in memory_lines(tiers):
         _say(console, line)
-    plan.folder.write_config(plan.config.as_json())
+    plan.folder.begin(plan.config.as_json())
 
     def save() -> None:
         engine.synchronize()
@@ -162,7 +164,11 @@ def _train(plan: _Plan, engine: Any, *, stop: StopSignals, console: Console) -> 
         try:
             loop.run()
         except ForebayError as error:
-            raise _with_rescue(error, plan=plan, loop=loop, save=save) from error
+            kept = _rescue(plan, loop=loop, save=save)
+            raise type(error)(f"{error.message}; {kept}", hint=error.hint) from error
+        except Exception as error:
+            error.add_note(_rescue(plan, loop=loop, save=save))
+            raise
         seconds = time.monotonic() - began
         save()
     summary = _summary(plan, engine, loop=loop, reporter=reporter, seconds=seconds)
@@ -200,23 +206,21 @@ def _loop(
     )
 
 
-def _with_rescue(
-    error: ForebayError, *, plan: _Plan, loop: Loop, save: Callable[[], None]
-) -> ForebayError:
-    """Saves what was trained before the failure where that is possible, and says what is there.
+def _rescue(plan: _Plan, *, loop: Loop, save: Callable[[], None]) -> str:
+    """Saves what was trained before a failure where that is possible, and says what is there.
 
     After a failed update the engine refuses, rightly, to hand out weights.
     """
-    kept = "nothing was trained yet, so nothing was saved"
-    if loop.steps_done:
-        try:
-            save()
-            kept = f"the model after {loop.steps_done} updates is in {plan.folder.model}"
-        except ForebayError:
-            kept = "the weights could not be saved"
-            if plan.folder.model.exists():
-                kept += f"; an earlier save is in {plan.folder.model}"
-    return type(error)(f"{error.message}; {kept}", hint=error.hint)
+    if not loop.steps_done:
+        return "nothing was trained yet, so nothing was saved"
+    try:
+        save()
+    except ForebayError:
+        kept = "the weights could not be saved"
+        if plan.folder.model.exists():
+            kept += f"; an earlier save is in {plan.folder.model}"
+        return kept
+    return f"the model after {loop.steps_done} updates is in {plan.folder.model}"
 
 
 def _summary(

@@ -50,9 +50,7 @@ class RunFolder:
 
     @classmethod
     def prepare(cls, path: Path, *, existing: ExistingOutput) -> RunFolder:
-        """Make the folder and prove that it can be written.
-
-        Of a former run that is to be overwritten the model stays until a new one takes its place.
+        """Make the folder and prove that it can be written; a former run in it stays for now.
 
         Raises:
             ConfigError: It has files in it, or cannot be written.
@@ -64,16 +62,22 @@ class RunFolder:
             probe = path / ".writable"
             probe.write_bytes(b"")
             probe.unlink()
-            for name in found & {_CONFIG, _METRICS, _SUMMARY}:
-                (path / name).unlink()
-            for name in found & {_TENSORBOARD, _PARTIAL}:
-                shutil.rmtree(path / name)
         except OSError as error:
             raise ConfigError(
                 f"cannot write to the output folder {path}: {error.strerror}",
                 hint="--output names a folder that you may write to",
             ) from error
         return cls(path)
+
+    def begin(self, config: str) -> None:
+        """Clear away a former run, except for its model, and write the resolved configuration.
+
+        The model stays until a new one takes its place.
+        """
+        for name in (_METRICS, _SUMMARY):
+            (self.path / name).unlink(missing_ok=True)
+        shutil.rmtree(self.path / _TENSORBOARD, ignore_errors=True)
+        self._write(_CONFIG, config)
 
     @property
     def metrics(self) -> Path:
@@ -89,10 +93,6 @@ class RunFolder:
     def model(self) -> Path:
         """The saved model and tokenizer."""
         return self.path / _MODEL
-
-    def write_config(self, text: str) -> None:
-        """Write the resolved configuration."""
-        self._write(_CONFIG, text)
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Write how the run ended."""
