@@ -234,6 +234,8 @@ class Collector:
     def _begin_backward(self) -> None:
         for unit in self.units:
             unit.departed = False
+            for part in unit.parts:
+                part.drop_idle_spare()
             unit.remaining = sum(1 for record in unit.records if record.expected)
         for record in self.records:
             record.firings = 0

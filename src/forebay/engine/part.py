@@ -226,6 +226,11 @@ class PartStorage:
             self.widen_gradient()
         self.drop_spare()
 
+    def drop_idle_spare(self) -> None:
+        """Give back the narrow landing place if nothing reads it any more."""
+        if self.spare is not None and (self.ticket is None or self.ticket.done):
+            self.drop_spare()
+
     def drop_spare(self) -> None:
         """Give back the narrow landing place."""
         if self.spare is not None:
