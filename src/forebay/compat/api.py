@@ -69,7 +69,7 @@ def initialize(
             `optimizer` is an optimizer, its own groups decide, as in DeepSpeed.
         training_data: A dataset; a loader of micro-batches over it is made.
         lr_scheduler: A torch scheduler over the given optimizer, or a function that makes one
-            from the optimizer; takes the place of the configuration's `scheduler` section.
+            from the torch optimizer; takes the place of the configuration's `scheduler` section.
         distributed_port: Unused in one process.
         mpu: Refused.
         dist_init_required: True makes a `torch.distributed` group of one (`init_distributed`).
@@ -116,15 +116,18 @@ def initialize(
     rule = adam_from(client)
     check_scheduler(lr_scheduler, client)
     folder = None if resolved.tensorboard is None else events_folder(resolved.tensorboard)
-    core = Engine(
-        model,
-        groups=client.param_groups,
-        rule=rule,
-        options=replace(
-            engine_options(resolved), cast_to=_cast_to(model, precision=resolved.precision)
-        ),
-    )
     with contextlib.ExitStack() as undo:
+        # A schedule sets the groups' rates when it is built; they are the caller's own dicts.
+        undo.callback(_restore, client.param_groups, [{**g} for g in client.param_groups])
+        scheduler = build_scheduler(lr_scheduler, resolved.scheduler, client)
+        core = Engine(
+            model,
+            groups=client.param_groups,
+            rule=rule,
+            options=replace(
+                engine_options(resolved), cast_to=_cast_to(model, precision=resolved.precision)
+            ),
+        )
         undo.callback(core.close)
         offloaded = OffloadedOptimizer(core, client)
         undo.callback(offloaded.close)
@@ -132,7 +135,7 @@ def initialize(
             core,
             optimizer=offloaded,
             config=resolved,
-            scheduler=build_scheduler(lr_scheduler, resolved.scheduler, offloaded),
+            scheduler=scheduler,
             progress=Progress(
                 every=resolved.steps_per_print,
                 events=None if folder is None else open_events(folder),
@@ -144,6 +147,12 @@ def initialize(
     if training_data is not None:
         engine.training_dataloader = engine.deepspeed_io(training_data, pin_memory=False)
     return engine, offloaded, engine.training_dataloader, engine.lr_scheduler
+
+
+def _restore(groups: list[dict[str, Any]], before: list[dict[str, Any]]) -> None:
+    for group, options in zip(groups, before, strict=True):
+        group.clear()
+        group.update(options)
 
 
 def engine_options(

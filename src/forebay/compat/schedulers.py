@@ -44,7 +44,7 @@ def build_scheduler(
     Args:
         given: The caller's scheduler, or a function from the optimizer to one, or None.
         spec: The configuration's.
-        optimizer: The one that steps.
+        optimizer: The torch optimizer whose groups are trained.
 
     Raises:
         ConfigError: The function returned no scheduler.
