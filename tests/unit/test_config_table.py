@@ -179,4 +179,4 @@ def test_refusals_start_alike() -> None:
     assert "zero_optimization.offload_param.device" in late
     assert "zero_optimization.zenflow" in late
     assert "activation_checkpointing.cpu_checkpointing" in late
-    assert "wall_clock_breakdown" in late
+    assert "memory_breakdown" in late

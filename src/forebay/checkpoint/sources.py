@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from forebay.optim.reference import round_to
+
 if TYPE_CHECKING:
     from forebay.checkpoint.header import TensorSpec
 
-__all__ = ["JoinedSource", "Source", "TensorSource"]
+__all__ = ["JoinedSource", "RoundedSource", "Source", "TensorSource"]
 
 
 class Source(Protocol):
@@ -99,3 +101,38 @@ class JoinedSource:
         high, low = self._high[chunk].cpu(), self._low[chunk].cpu()
         bits = torch.frombuffer(into, dtype=torch.float32)
         self._join(bits.data_ptr(), high.data_ptr(), low.data_ptr(), bits.numel())
+
+
+class RoundedSource:
+    """A float32 tensor that is written in 16 bits.
+
+    Args:
+        spec: The tensor as it is written.
+        value: fp32, anywhere.
+        dtype: What it becomes, the same as in `spec`.
+        owner: Who may change it.
+    """
+
+    def __init__(
+        self,
+        spec: TensorSpec,
+        value: torch.Tensor,
+        dtype: torch.dtype,
+        *,
+        owner: int | None = None,
+    ) -> None:
+        self.spec = spec
+        self.owner = owner
+        self._value = value.detach().reshape(-1)
+        self._dtype = dtype
+
+    def view(self, begin: int, end: int) -> memoryview | None:
+        """Nowhere: they are to be rounded."""
+        del begin, end
+        return None
+
+    def fill(self, begin: int, end: int, *, into: memoryview) -> None:
+        """Round elements; temporary memory is a few times the range."""
+        item = self._dtype.itemsize
+        piece = self._value[begin // item : end // item].cpu()
+        torch.frombuffer(into, dtype=self._dtype).copy_(round_to(piece, self._dtype))

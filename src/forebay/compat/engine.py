@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from forebay.compat.batches import MicroBatches
+from forebay.compat.checkpoints import Checkpoints
 from forebay.compat.loader import make_loader
 from forebay.compat.not_yet import NOT_YET, refusal
 from forebay.compat.progress import Progress
@@ -77,6 +78,11 @@ class TrainingEngine:
             scheduler=scheduler,
             progress=self._progress,
         )
+        saved = Checkpoints(core, optimizer=optimizer, steps=self._steps, config=config)
+        self.checkpoints = saved
+        self.save_checkpoint, self.load_checkpoint = saved.save_checkpoint, saved.load_checkpoint
+        self.wait_for_checkpoint = saved.wait_for_checkpoint
+        self.save_16bit_model = self.save_fp16_model = saved.save_16bit_model
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model."""
@@ -116,7 +122,9 @@ class TrainingEngine:
         Raises:
             GradientError: No backward ran since the last step, or one raised.
             TransferError: A transfer failed; the engine is closed.
+            CheckpointError: A save beside training failed; step() may be called again.
         """
+        self.checkpoints.poll()
         self._steps.step(lr_kwargs)
 
     def flush(self) -> None:
@@ -341,7 +349,10 @@ class TrainingEngine:
     def close(self) -> None:
         """Give all memory back; the module keeps its newest weights. Idempotent."""
         self._progress.close()
-        self.optimizer.close()
+        try:
+            self.checkpoints.wait_for_checkpoint()
+        finally:
+            self.optimizer.close()
 
     def destroy(self) -> None:
         """DeepSpeed's name for `close`."""

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
 
 __all__ = ["NOT_YET", "refusal"]
 
-_SAVE = "save engine.module.state_dict() and engine.optimizer.state_dict() (tensors and numbers)"
 _PLACED = "state is placed once, by zero_optimization.offload_optimizer"
 _COMPILE = "compile the model's blocks with torch.compile before initialize"
 _MICRO_STEPS = "call engine(batch), engine.backward(loss) and engine.step() for each micro-batch"
@@ -20,13 +19,9 @@ NOT_YET: Final = {
     "compile": _COMPILE,
     "eval_batch": _MICRO_STEPS,
     "get_wall_clock_timers": "measure with torch.profiler",
-    "load_checkpoint": "load_state_dict of engine.module, then of engine.optimizer",
     "offload_states": _PLACED,
     "register_compile_pass": _COMPILE,
     "reload_states": _PLACED,
-    "save_16bit_model": "engine.module.state_dict() holds the 16-bit weights",
-    "save_checkpoint": _SAVE,
-    "save_fp16_model": "engine.module.state_dict() holds the 16-bit weights",
     "train_batch": _MICRO_STEPS,
 }
 

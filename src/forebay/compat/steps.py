@@ -101,6 +101,11 @@ class MicroSteps:
         self._progress.add_loss(share)
         return self._optimizer.scale(share)
 
+    @property
+    def open_micro_steps(self) -> int:
+        """Micro-steps since the last update."""
+        return self._batches.done
+
     def step(self, lr_kwargs: dict[str, Any] | None) -> None:
         """End a micro-step; at the window's boundary, update and begin a new window.
 

@@ -16,6 +16,7 @@ from forebay.config.facts import Facts
 from forebay.config.resolved import (
     BatchSpec,
     BudgetSpec,
+    CheckpointSpec,
     LossScaleSpec,
     OptimizerSpec,
     PrecisionSpec,
@@ -30,6 +31,7 @@ from forebay.config.resolved import (
 __all__ = [
     "BatchSpec",
     "BudgetSpec",
+    "CheckpointSpec",
     "Facts",
     "LossScaleSpec",
     "OptimizerSpec",

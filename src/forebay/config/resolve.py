@@ -17,6 +17,7 @@ from forebay.config.precision import check_accumulation_dtype, resolve_precision
 from forebay.config.reader import read
 from forebay.config.resolved import (
     BudgetSpec,
+    CheckpointSpec,
     ResolvedConfig,
     Source,
     TensorBoardSpec,
@@ -83,9 +84,17 @@ def resolve(
         zero=zero,
         budgets=budgets,
         synchronous=lookup.take("forebay.synchronous"),
+        profile=lookup.take("forebay.profile"),
         steps_per_print=lookup.take("steps_per_print"),
+        wall_clock_breakdown=lookup.take("wall_clock_breakdown"),
         dataloader_drop_last=lookup.take("dataloader_drop_last"),
         tensorboard=_tensorboard(lookup),
+        checkpoint=CheckpointSpec(
+            beside_training=lookup.take("checkpoint.writer.decoupled"),
+            staging_bytes=lookup.take("forebay.checkpoint_staging"),
+            keep=lookup.take("forebay.keep_checkpoints"),
+            shows_statistics=lookup.take("checkpoint.writer.show_statistics"),
+        ),
     )
     return dataclasses.replace(config, rows=lookup.rows())
 

@@ -14,6 +14,7 @@ from typing import Any, Final, Literal
 __all__ = [
     "BatchSpec",
     "BudgetSpec",
+    "CheckpointSpec",
     "Dtype",
     "LossScaleSpec",
     "OptimizerSpec",
@@ -183,6 +184,23 @@ class TensorBoardSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSpec:
+    """How checkpoints are written.
+
+    Attributes:
+        beside_training: Whether training goes on while one is written.
+        staging_bytes: Host memory for copies meanwhile; None for as much as there is room for.
+        keep: Complete checkpoints that stay; None keeps all.
+        shows_statistics: Whether each one's time and bandwidth are logged.
+    """
+
+    beside_training: bool = False
+    staging_bytes: int | None = None
+    keep: int | None = None
+    shows_statistics: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedConfig:
     """Everything that the configuration decides.
 
@@ -195,9 +213,12 @@ class ResolvedConfig:
         zero: Sharding and offload.
         budgets: Bytes per tier.
         synchronous: Whether `step()` waits for the whole update.
+        profile: File with the machine's measured speeds; None plans with typical ones.
         steps_per_print: Updates between two progress lines; None prints none.
+        wall_clock_breakdown: Whether to print where each step's time went.
         dataloader_drop_last: Whether a loader made here drops an incomplete last batch.
         tensorboard: Where scalars go, or None.
+        checkpoint: How checkpoints are written.
         rows: What `describe` returns; no part of the value.
     """
 
@@ -209,9 +230,12 @@ class ResolvedConfig:
     zero: ZeroSpec = ZeroSpec()
     budgets: BudgetSpec = BudgetSpec()
     synchronous: bool = False
+    profile: str | None = None
     steps_per_print: int | None = None
+    wall_clock_breakdown: bool = False
     dataloader_drop_last: bool = False
     tensorboard: TensorBoardSpec | None = None
+    checkpoint: CheckpointSpec = CheckpointSpec()
     rows: tuple[Row, ...] = field(default=(), compare=False, repr=False)
 
     def describe(self) -> list[Row]:
@@ -241,6 +265,7 @@ class ResolvedConfig:
             "gradient_accumulation_steps": self.batch.accumulation_steps,
             "gradient_clipping": 0.0 if self.clip_norm is None else self.clip_norm,
             "steps_per_print": self.steps_per_print,
+            "wall_clock_breakdown": self.wall_clock_breakdown,
             "dataloader_drop_last": self.dataloader_drop_last,
             **_precision_dict(self.precision),
         }
@@ -256,6 +281,12 @@ class ResolvedConfig:
                 "output_path": self.tensorboard.output_path,
                 "job_name": self.tensorboard.job_name,
             }
+        config["checkpoint"] = {
+            "writer": {
+                "decoupled": self.checkpoint.beside_training,
+                "show_statistics": self.checkpoint.shows_statistics,
+            }
+        }
         config["forebay"] = {
             "device_budget": self.budgets.device_bytes,
             "host_budget": self.budgets.host_bytes,
@@ -264,6 +295,9 @@ class ResolvedConfig:
             "accumulation_order": "microbatch",
             "reduction": "ranked",
             "synchronous": self.synchronous,
+            "profile": self.profile,
+            "keep_checkpoints": self.checkpoint.keep,
+            "checkpoint_staging": self.checkpoint.staging_bytes,
         }
         return config
 

@@ -81,13 +81,17 @@ class OffloadedOptimizer(torch.optim.Optimizer):
         try:
             self.engine.step(divisor=divisor)
         finally:
-            for record in self.engine.collector.records:
-                if record.param in self._entries:
-                    self._entries[record.param]["step"].fill_(float(record.step))
+            self.show_steps()
         self._loss_is_scaled = False
         # torch's schedulers warn unless the optimizer that they were built on has stepped.
         for stepped in (self, self._source):
             stepped._opt_called = True  # type: ignore[attr-defined]
+
+    def show_steps(self) -> None:
+        """Let `state` show each parameter's own count of updates."""
+        for record in self.engine.collector.records:
+            if record.param in self._entries:
+                self._entries[record.param]["step"].fill_(float(record.step))
 
     def _refuse_unscaled(self) -> None:
         scale = self.engine.options.loss_scale.value

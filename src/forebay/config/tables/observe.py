@@ -12,7 +12,12 @@ __all__ = ["KEYS"]
 _MONITOR: Final = 'write "tensorboard": {"enabled": true}, or leave the section out'
 
 _TIMERS: Final[tuple[Key, ...]] = (
-    refused("wall_clock_breakdown", FLAG, "Print the time of each phase of a step.", default=False),
+    honoured(
+        "wall_clock_breakdown",
+        FLAG,
+        "Print the time of each phase of a step, without waiting for the device.",
+        default=False,
+    ),
     refused("memory_breakdown", FLAG, "Print memory at each phase of a step.", default=False),
     section("timers", "Timing of every step."),
     section("timers.throughput", "Samples per second."),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from forebay.config.keys import NOT_YET, Auto, Key, honoured, refused, section
-from forebay.config.kinds import FLAG, SIZE, TEXT, choice, optional
+from forebay.config.kinds import FLAG, POSITIVE, SIZE, TEXT, choice, optional
 
 __all__ = ["KEYS"]
 
@@ -65,12 +65,32 @@ KEYS: Final[tuple[Key, ...]] = (
         reason=NOT_YET,
     ),
     honoured(
+        "forebay.keep_checkpoints",
+        optional(POSITIVE),
+        "Complete checkpoints that stay in a folder, the newest; null keeps all.",
+        default=None,
+        auto=Auto.DEFAULT,
+    ),
+    honoured(
+        "forebay.checkpoint_staging",
+        optional(SIZE),
+        "Host memory for copies of the state while a checkpoint is written beside training "
+        "(checkpoint.writer.decoupled); null is as much as there is room for.",
+        default=None,
+        auto=Auto.DEFAULT,
+    ),
+    honoured(
         "forebay.synchronous",
         FLAG,
         "Finish every update within step(), with the same bits; for finding faults.",
         default=False,
     ),
-    refused(
-        "forebay.profile", optional(TEXT), "File with the machine's measured speeds.", default=None
+    honoured(
+        "forebay.profile",
+        optional(TEXT),
+        "File with the machine's measured speeds, written by `forebay probe`; null plans with "
+        "typical ones.",
+        default=None,
+        auto=Auto.DEFAULT,
     ),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from forebay.config.keys import NOT_YET, Key, moot, opaque, refused, section
+from forebay.config.keys import Key, honoured, moot, opaque, refused, section
 from forebay.config.kinds import (
     COUNT,
     FLAG,
@@ -78,17 +78,27 @@ _CHECKPOINTS: Final[tuple[Key, ...]] = (
         "Pickle the tensors with the rest.",
         default=True,
     ),
-    section("checkpoint.writer", "The writer of files.", reason=NOT_YET),
+    section("checkpoint.writer", "The writer of files."),
+    honoured(
+        "checkpoint.writer.decoupled",
+        FLAG,
+        "Write while training goes on, from a consistent copy.",
+        default=False,
+    ),
+    honoured(
+        "checkpoint.writer.show_statistics",
+        FLAG,
+        "Log each checkpoint's size, time and bandwidth.",
+        default=False,
+    ),
     *moot(
         "checkpoint.writer",
-        reason="it acts with its section only",
+        reason="one writer: four threads, blocks of 16 MiB from where the state lives",
         rows={
-            "type": (choice("FAST", "PYTHON", "MOCK"), "FAST", "Implementation."),
+            "type": (choice("FAST", "PYTHON"), "FAST", "Implementation."),
             "io_buffer_size": (POSITIVE, 64 << 20, "Bytes per write."),
             "io_buffer_double": (FLAG, True, "Two buffers in turn."),
-            "show_statistics": (FLAG, False, "Print the bandwidth."),
             "data_parallel": (optional(TEXT), None, "Ranks that share the writing."),
-            "decoupled": (FLAG, False, "Write while training goes on."),
             "io_multiplier": (POSITIVE, 1, "Writers per rank."),
         },
     ),

@@ -225,12 +225,14 @@ _STAGE3: Final[tuple[Key, ...]] = (
         FLAG,
         "Whether a loaded checkpoint's master weights are used, or made from 16-bit weights.",
         default=True,
+        reason="a checkpoint holds the masters, and 16-bit weights are those, rounded",
     ),
-    refused(
+    hint(
         "zero_optimization.elastic_checkpoint",
         FLAG,
         "Checkpoints that load at another number of ranks.",
         default=False,
+        reason="no checkpoint depends on a layout",
     ),
     refused(
         "zero_optimization.pipeline_loading_checkpoint",

@@ -1,0 +1,76 @@
+"""The module's weights alone, in 16 bits, as one safetensors file, streamed."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import torch
+
+from forebay.checkpoint.disk import RealDisk
+from forebay.checkpoint.header import TensorSpec, dtype_name
+from forebay.checkpoint.manifest import BLOCK_BYTES, Kind
+from forebay.checkpoint.sources import RoundedSource, TensorSource
+from forebay.checkpoint.writer import Staging, TensorWriter
+from forebay.engine.snapshot import untrained_tensors
+from forebay.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from forebay.checkpoint.sources import Source
+    from forebay.engine.engine import Engine
+
+__all__ = ["save_sixteen_bit"]
+
+_BLOCKS = 6
+
+
+def save_sixteen_bit(engine: Engine, path: Path, *, excludes_frozen: bool) -> None:
+    """Write every weight once, under its first name; float32 becomes bfloat16.
+
+    Args:
+        engine: Whose module is saved; call it after the barrier.
+        path: The file; an old one is replaced once the new one is whole.
+        excludes_frozen: Whether frozen parameters are left out.
+
+    Raises:
+        CheckpointError: The name is of another format, or the file cannot be written.
+    """
+    if path.suffix != ".safetensors":
+        raise CheckpointError(
+            f"{path.name} is no safetensors file, and forebay writes no pickles",
+            hint="save_16bit_model(save_dir, 'model.safetensors')",
+        )
+    named = [(r.label, r.part.weight(r.slot)) for r in engine.collector.records]
+    named += [
+        (other.names[0], other.tensor.detach().contiguous())
+        for other in untrained_tensors(engine.module, engine.collector.records)
+        if other.kind is not Kind.FROZEN or not excludes_frozen
+    ]
+    sources = [_source(name, value) for name, value in named]
+    disk, partial = RealDisk(), f".{path.name}.forebay-partial"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        disk.remove_tree(path.parent / partial)
+        writer = TensorWriter(
+            path.parent,
+            disk=disk,
+            staging=Staging(_BLOCKS * BLOCK_BYTES),
+            metadata={"format": "pt"},
+        )
+        writer.write([(partial, sources)])
+        disk.rename(path.parent / partial, path)
+        disk.sync_folder(path.parent)
+    except OSError as error:
+        disk.remove_tree(path.parent / partial)
+        raise CheckpointError(f"cannot save {path}: {error.strerror or os.strerror(5)}") from error
+
+
+def _source(name: str, value: torch.Tensor) -> Source:
+    if value.dtype is torch.float32:
+        return RoundedSource(
+            TensorSpec(key=name, dtype="BF16", shape=tuple(value.shape)), value, torch.bfloat16
+        )
+    spec = TensorSpec(key=name, dtype=dtype_name(value.dtype, what=name), shape=tuple(value.shape))
+    return TensorSource(spec, value)
