@@ -13,7 +13,7 @@ from forebay.errors import UnsupportedError
 if TYPE_CHECKING:
     from forebay.accelerators.base import Accelerator
 
-__all__ = ["accelerator_for", "default_device"]
+__all__ = ["accelerator_for", "default_device", "device_name"]
 
 
 def default_device() -> torch.device:
@@ -21,6 +21,11 @@ def default_device() -> torch.device:
     if torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
+
+
+def device_name(device: torch.device) -> str:
+    """The accelerator's name as its vendor gives it; "cpu" without one."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def accelerator_for(device: torch.device | str | None = None) -> Accelerator:

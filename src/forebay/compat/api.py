@@ -22,6 +22,7 @@ from forebay.compat.inputs import (
 from forebay.compat.optimizers import adam_from, build_optimizer
 from forebay.compat.progress import Progress, events_folder, open_events
 from forebay.compat.schedulers import build_scheduler, check_scheduler
+from forebay.compat.watching import measured_rates, watcher
 from forebay.config.facts import Facts
 from forebay.config.resolve import resolve
 from forebay.engine.engine import Engine
@@ -172,6 +173,8 @@ def engine_options(
         device_budget=config.budgets.device_bytes,
         host_budget=config.budgets.host_bytes,
         page_lock=config.zero.pin_memory,
+        rates=measured_rates(config, device=device),
+        observe=watcher(config),
     )
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from forebay.engine.unit import Unit, WeightState
 from forebay.errors import EngineClosedError, TransferError
+from forebay.links.observer import Moment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -93,6 +94,7 @@ class Barrier:
             self.fail(str(error))
             raise
         self._lanes.accelerator.synchronize()
+        self._lanes.mark(Moment.IDLE)
         self._lanes.reap()
 
     def fail(self, reason: str) -> None:

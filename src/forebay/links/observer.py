@@ -43,6 +43,8 @@ class Moment(Enum):
     """It is enqueued."""
     STEP_END = "step_end"
     """The step returns."""
+    IDLE = "idle"
+    """Device and lanes have done everything."""
 
 
 class Observer(Protocol):

@@ -30,11 +30,18 @@ class Rates:
 
     The defaults are those of a PCIe 5 x16 device on a host with eight memory channels; a ratio
     of two matters more than any of them.
+
+    Attributes:
+        host_memory: What update and copies reach together.
+        link_up: To the device, alone.
+        link_down: To the host, alone.
+        update: What the update reaches alone; None where that is `host_memory`.
     """
 
     host_memory: float = 100e9
     link_up: float = 50e9
     link_down: float = 50e9
+    update: float | None = None
 
 
 def _update_bytes(param: ParamSpec) -> int:

@@ -1,0 +1,86 @@
+"""Profiles: whole round trips, and every wrong file refused by name."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from torch import nn
+
+import forebay
+from forebay.errors import ConfigError
+from forebay.hardware.profile import LinkRates, Machine, Profile, ThreadRate, load_profile
+
+
+def _profile(**changes) -> Profile:
+    values = {
+        "machine": Machine.read("cpu"),
+        "forebay": "0",
+        "kernel_level": "avx2",
+        "threads": (
+            ThreadRate(threads=1, update=10e9, copy=9e9),
+            ThreadRate(threads=2, update=18e9, copy=19e9),
+        ),
+        "link": LinkRates(up=8e9, down=9e9, both=10e9, beside_update=5e9, update_beside=14e9),
+    }
+    return Profile(**{**values, **changes})
+
+
+def _written(tmp_path, data) -> str:
+    path = tmp_path / "profile.json"
+    path.write_text(data if isinstance(data, str) else json.dumps(data), encoding="utf-8")
+    return str(path)
+
+
+def test_a_profile_comes_back_equal(tmp_path):
+    for profile in (_profile(), _profile(matrix_flops=8e14, device_memory=4e12)):
+        path = _written(tmp_path, profile.as_json())
+        assert load_profile(path, device="cpu") == profile
+
+
+def test_rates_are_the_best_that_was_seen():
+    rates = _profile().rates()
+    assert (rates.host_memory, rates.update) == (19e9, 18e9)
+    assert (rates.link_up, rates.link_down) == (8e9, 9e9)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"version": 99}, "version 99, and this forebay reads version 1"),
+        ({"surprise": 1}, "surprise is not known"),
+        ({"threads": []}, "at least one entry"),
+        ({"threads": [{"threads": 1, "update": -1.0, "copy": 1.0}]}, "update is -1.0"),
+        ({"link": {"up": 1.0}}, "is missing"),
+        ({"link": 3}, "must be an object"),
+        ({"matrix_flops": float("inf")}, "matrix_flops is inf"),
+        ({"machine": {"cpu": "Other", "cpus": 3, "device": "GPU"}}, "another machine: cpu 'Other'"),
+    ],
+    ids=str,
+)
+def test_wrong_files_are_refused(tmp_path, change, words):
+    data = json.loads(_profile().as_json()) | change
+    with pytest.raises(ConfigError, match=words):
+        load_profile(_written(tmp_path, data), device="cpu")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"version": 1}'])
+def test_what_is_no_profile_is_refused(tmp_path, text):
+    with pytest.raises(ConfigError, match=r"profile .*(not JSON|no version|is missing)"):
+        load_profile(_written(tmp_path, text), device="cpu")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_profile(tmp_path / "none.json", device="cpu")
+
+
+def test_the_configuration_names_one(tmp_path):
+    config = {"train_batch_size": 1, "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}}
+    path = _written(tmp_path, _profile().as_json())
+    engine, *_ = forebay.initialize(
+        model=nn.Linear(2, 2), config=config | {"forebay": {"profile": path}}
+    )
+    with engine:
+        assert engine.core.options.rates == _profile().rates()
+    other = _written(tmp_path, _profile(machine=Machine(cpu="x", cpus=1, device="cpu")).as_json())
+    model = nn.Linear(2, 2)
+    with pytest.raises(ConfigError, match="another machine"):
+        forebay.initialize(model=model, config=config | {"forebay": {"profile": other}})
