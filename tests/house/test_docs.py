@@ -27,6 +27,17 @@ def test_links_lead_somewhere(path: Path) -> None:
     assert not [target for target in links(path) if not (path.parent / target).exists()]
 
 
+def test_named_tests_exist() -> None:
+    """Each `path::function` that a page names is a test of the repository."""
+    missing = []
+    for path in pages():
+        for file, function in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", path.read_text()):
+            source = ROOT / file
+            if not source.exists() or f"def {function}(" not in source.read_text():
+                missing.append(f"{relative(path)}: {file}::{function}")
+    assert not missing
+
+
 def _listed(nav: list[object]) -> Iterator[str]:
     for entry in nav:
         if isinstance(entry, str):

@@ -101,7 +101,7 @@ def test_wheel_is_whole(wheel: Path) -> None:
 
 
 def test_core_links_no_cuda(wheel: Path, tmp_path: Path) -> None:
-    """The core finds the driver at run time; it builds and loads without CUDA (report 3)."""
+    """The core finds the driver at run time; it builds and loads without CUDA (field report 3)."""
     with zipfile.ZipFile(wheel) as archive:
         (core,) = (name for name in archive.namelist() if name.endswith(".so"))
         path = archive.extract(core, tmp_path)
@@ -111,7 +111,7 @@ def test_core_links_no_cuda(wheel: Path, tmp_path: Path) -> None:
 
 
 def test_without_a_compiler_the_fallback_trains(tmp_path: Path) -> None:
-    """Neither the build nor the first step needs a compiler, CUDA or ninja (reports 1 and 2)."""
+    """Neither the build nor the first step needs a compiler, CUDA or ninja (field reports 1, 2)."""
     source = _copy_of_tree(tmp_path / "source")
     broken = {"CC": "/bin/false", "CXX": "/bin/false", "CUDA_HOME": "/nonexistent"}
     built = _build(source, tmp_path / "wheel", **broken)
