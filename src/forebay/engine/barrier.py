@@ -17,6 +17,7 @@ from forebay.links.observer import Moment
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from forebay.engine.streamer import Streamer
     from forebay.engine.unit import NanSource
     from forebay.links.lanes import Lanes
 
@@ -73,6 +74,20 @@ class Barrier:
         except TransferError as error:
             self.fail(str(error))
             raise
+
+    def settle(self, visits: Streamer) -> None:
+        """Wait until state that visited the device is home.
+
+        Raises:
+            TransferError: It did not arrive.
+        """
+        try:
+            visits.settle()
+        except RuntimeError as error:
+            self.fail(str(error))
+            raise TransferError(
+                f"updated state did not come home: {error}", hint=FAILED_HINT
+            ) from error
 
     def quiesce(self, reason: str) -> None:
         """Every weight is ready and every lane is idle when this returns.
