@@ -1,0 +1,143 @@
+"""Tasks on lanes that share one bandwidth: a small event simulation.
+
+A lane runs one task at a time. Tasks that touch host memory slow each other down in proportion
+when they ask for more than it gives together. It knows nothing of training.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Sequence
+
+__all__ = ["Span", "Task", "run"]
+
+# Work left below this share of a task is rounding.
+_NOTHING = 1e-12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """Something to do.
+
+    Attributes:
+        lane: Who does it; None takes no time and no lane.
+        work: How much, in any unit.
+        rate: Units of work per second when nothing interferes.
+        memory: Bytes of host memory traffic per unit of work.
+        after: Indices of tasks that must have ended.
+        priority: On its lane, lower first; then the order of the list.
+    """
+
+    lane: Hashable | None
+    work: float = 0.0
+    rate: float = 1.0
+    memory: float = 0.0
+    after: tuple[int, ...] = ()
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """When a task ran."""
+
+    begin: float
+    end: float
+
+
+@dataclass(slots=True)
+class _State:
+    tasks: Sequence[Task]
+    memory: float
+    now: float = 0.0
+    missing: list[int] = field(default_factory=list)
+    followers: list[list[int]] = field(default_factory=list)
+    ready: dict[Hashable, list[tuple[int, int]]] = field(default_factory=dict)
+    active: dict[Hashable, int] = field(default_factory=dict)
+    left: dict[int, float] = field(default_factory=dict)
+    begin: dict[int, float] = field(default_factory=dict)
+    spans: dict[int, Span] = field(default_factory=dict)
+
+    def release(self, index: int) -> None:
+        """All predecessors of a task have ended."""
+        stack = [index]
+        while stack:
+            current = stack.pop()
+            task = self.tasks[current]
+            if task.lane is not None and task.work > 0:
+                heapq.heappush(self.ready.setdefault(task.lane, []), (task.priority, current))
+            else:
+                self.spans[current] = Span(self.now, self.now)
+                stack += reversed(self.follow(current))
+
+    def follow(self, index: int) -> list[int]:
+        """Tasks that have waited for this one alone."""
+        freed = []
+        for follower in self.followers[index]:
+            self.missing[follower] -= 1
+            if not self.missing[follower]:
+                freed.append(follower)
+        return freed
+
+    def start(self) -> None:
+        """Give every free lane its next task."""
+        for lane, queue in self.ready.items():
+            if queue and lane not in self.active:
+                _, index = heapq.heappop(queue)
+                self.active[lane] = index
+                self.left[index] = self.tasks[index].work
+                self.begin[index] = self.now
+
+    def advance(self) -> None:
+        """Go on to the next end of a task."""
+        wanted = sum(self.tasks[i].rate * self.tasks[i].memory for i in self.active.values())
+        slow = min(1.0, self.memory / wanted) if wanted else 1.0
+        rates = {
+            index: self.tasks[index].rate * (slow if self.tasks[index].memory else 1.0)
+            for index in self.active.values()
+        }
+        step = min(self.left[index] / rate for index, rate in rates.items())
+        self.now += step
+        ended = []
+        for lane, index in list(self.active.items()):
+            self.left[index] -= rates[index] * step
+            if self.left[index] <= _NOTHING * self.tasks[index].work:
+                del self.active[lane]
+                ended.append(index)
+        for index in ended:
+            self.spans[index] = Span(self.begin[index], self.now)
+        for index in ended:
+            for freed in self.follow(index):
+                self.release(freed)
+
+
+def run(tasks: Sequence[Task], *, memory: float) -> list[Span]:
+    """When every task runs.
+
+    Args:
+        tasks: Predecessors are indices into this list; no cycles.
+        memory: Bytes per second of host memory that all tasks share.
+
+    Raises:
+        ValueError: The tasks wait for each other in a circle.
+    """
+    state = _State(tasks, memory)
+    state.missing = [len(set(task.after)) for task in tasks]
+    state.followers = [[] for _ in tasks]
+    for index, task in enumerate(tasks):
+        for before in set(task.after):
+            state.followers[before].append(index)
+    for index in [i for i, count in enumerate(state.missing) if not count]:
+        state.release(index)
+    while True:
+        state.start()
+        if not state.active:
+            break
+        state.advance()
+    if len(state.spans) != len(tasks):
+        waiting = len(tasks) - len(state.spans)
+        raise ValueError(f"{waiting} of {len(tasks)} tasks wait for each other in a circle")
+    return [state.spans[index] for index in range(len(tasks))]

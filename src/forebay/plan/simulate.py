@@ -1,0 +1,297 @@
+"""The program on a clock: what the engine will do, and when, at given bandwidths.
+
+The same program as the engine's, interpreted over rates instead of bytes. One device; streams,
+both directions of the link and the host's update share one host-memory bandwidth. A unit is the
+grain: the engine's pipelining by piece inside a unit is not modelled, so that a single unit that
+dominates the model is predicted too slow.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from forebay.model.layout import ITEM_BYTES
+from forebay.plan.fluid import Task, run
+from forebay.plan.program import Lane, Op, OpKind, TriggerKind, Turn
+from forebay.plan.timeline import Interval, Row, Timeline
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from forebay.plan.fluid import Span
+    from forebay.plan.placement import Placement, UnitPlacement
+    from forebay.plan.program import Program
+    from forebay.plan.solve import Rates
+
+__all__ = ["ComputeSeconds", "ScheduledOp", "Simulation", "simulate"]
+
+# A waited-for weight passes bulk traffic, as in the lanes.
+_BULK = 1 << 30
+# Device memory traffic of an update per parameter (read and write fp32 state, gradient, weight)
+# over the 2 TB/s that any data-centre device reaches: a few milliseconds per billion.
+_DEVICE_UPDATE_SECONDS = 28 / 2e12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputeSeconds:
+    """What computation takes, by unit index.
+
+    Attributes:
+        forward: One forward of one micro-batch.
+        backward: One backward, recomputation included.
+    """
+
+    forward: tuple[float, ...]
+    backward: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduledOp:
+    """One execution of an operation."""
+
+    op: Op
+    window: int
+    backward: int
+    begin: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulation:
+    """What is predicted.
+
+    Attributes:
+        timeline: Everything that runs, from the first window's forward.
+        ops: Every execution of every operation.
+        step_seconds: From one window's end of backward to the next one's, once the pipeline is
+            full.
+    """
+
+    timeline: Timeline
+    ops: tuple[ScheduledOp, ...]
+    step_seconds: float
+
+
+@dataclass(slots=True)
+class _Draft:
+    """Tasks with what they are shown as, while they are collected."""
+
+    tasks: list[Task] = field(default_factory=list)
+    shown: list[tuple[Row, str, int] | None] = field(default_factory=list)
+    ops: dict[tuple[int, int, int], int] = field(default_factory=dict)
+    # The compute stream is a queue: its last task.
+    stream: tuple[int, ...] = ()
+
+    def add(self, task: Task, shown: tuple[Row, str, int] | None = None) -> int:
+        self.tasks.append(task)
+        self.shown.append(shown)
+        return len(self.tasks) - 1
+
+    def compute(
+        self, seconds: float, after: tuple[int, ...], shown: tuple[Row, str, int] | None
+    ) -> int:
+        task = Task(lane=Lane.COMPUTE, work=seconds, after=(*self.stream, *after))
+        index = self.add(task, shown)
+        self.stream = (index,)
+        return index
+
+
+class _Interpreter:
+    """Turns windows of a program into tasks."""
+
+    def __init__(
+        self,
+        program: Program,
+        *,
+        placement: Placement,
+        rates: Rates,
+        compute: ComputeSeconds,
+        order: Sequence[int],
+    ) -> None:
+        self._program = program
+        self._units = {unit.layout.index: unit for unit in placement.units}
+        self._rates = rates
+        self._compute = compute
+        self._order = tuple(order)
+        self.draft = _Draft()
+        self.ends: list[int] = []
+
+    def window(self, number: int, ready: dict[int, int]) -> dict[int, int]:
+        """One window; `ready` is what each unit's first forward waits for.
+
+        Returns:
+            What each unit's first forward in the next window waits for.
+        """
+        draft = self.draft
+        last = self._program.backwards - 1
+        for backward in range(self._program.backwards):
+            for unit in self._order:
+                after = (ready[unit],) if backward == 0 and unit in ready else ()
+                shown = (Row.COMPUTE, f"forward {self._name(unit)}", 0)
+                draft.compute(self._compute.forward[unit], after, shown)
+            if backward == last:
+                begun = draft.stream
+                self._ops(TriggerKind.BACKWARD, None, number, backward, begun)
+            for unit in reversed(self._order):
+                shown = (Row.COMPUTE, f"backward {self._name(unit)}", 0)
+                done = draft.compute(self._compute.backward[unit], (), shown)
+                self._ops(TriggerKind.GRADIENT, unit, number, backward, (done,))
+        self.ends.append(draft.stream[0])
+        self._ops(TriggerKind.STEP, None, number, last, draft.stream)
+        return self._ready(number, last)
+
+    def _ops(
+        self,
+        kind: TriggerKind,
+        unit: int | None,
+        window: int,
+        backward: int,
+        started: tuple[int, ...],
+    ) -> None:
+        last = backward == self._program.backwards - 1
+        for op in self._program.ops:
+            if op.trigger.kind is not kind or (unit is not None and op.unit != unit):
+                continue
+            if op.turn is Turn.LAST and not last:
+                continue
+            before = [self._find(index, window, backward) for index in op.after]
+            if op.kind is OpKind.FETCH:
+                before += self._gone_home(op, window)
+            task = self._task(op, (*started, *before))
+            name = op.kind.value if op.unit is None else f"{op.kind.value} {self._name(op.unit)}"
+            on_stream = op.lane is Lane.COMPUTE and op.kind is OpKind.UPDATE
+            if on_stream:
+                shown = (Row.DEVICE_UPDATE, name, 0)
+                index = self.draft.compute(task.work, task.after, shown)
+            else:
+                index = self.draft.add(task, _shown(op, name))
+            self.draft.ops[op.index, window, backward] = index
+
+    def _find(self, op: int, window: int, backward: int) -> int:
+        return self.draft.ops[op, window, backward]
+
+    def _gone_home(self, op: Op, window: int) -> list[int]:
+        """State comes up again when it has gone home."""
+        last = self._program.backwards - 1
+        return [
+            self.draft.ops[other.index, window - 1, last]
+            for other in self._program.ops
+            if other.kind is OpKind.WRITE_BACK and other.unit == op.unit and window
+        ]
+
+    def _ready(self, window: int, last: int) -> dict[int, int]:
+        ready: dict[int, int] = {}
+        for op in self._program.ops:
+            if op.unit is not None and op.kind in (OpKind.UPDATE, OpKind.PUBLISH):
+                ready[op.unit] = self.draft.ops[op.index, window, last]
+        return ready
+
+    def _task(self, op: Op, after: tuple[int, ...]) -> Task:
+        rates = self._rates
+        if op.lane is Lane.UP or op.lane is Lane.DOWN:
+            urgent = op.kind is OpKind.PUBLISH
+            return Task(
+                lane=op.lane,
+                work=op.nbytes,
+                rate=rates.link_up if op.lane is Lane.UP else rates.link_down,
+                memory=self._memory_per_byte(op),
+                after=after,
+                priority=op.index if urgent else _BULK,
+            )
+        if op.unit is None:
+            return Task(lane=None, after=after)
+        unit = self._units[op.unit]
+        if op.lane is Lane.HOST:
+            traffic = _host_bytes(unit, op.kind)
+            rate = rates.update or rates.host_memory
+            return Task(lane=Lane.HOST, work=traffic, rate=rate, memory=1.0, after=after)
+        if op.kind is OpKind.UPDATE:
+            seconds = _DEVICE_UPDATE_SECONDS * unit.layout.parameter_elements
+            return Task(lane=Lane.COMPUTE, work=seconds, after=after)
+        return Task(lane=None, after=after)
+
+    def _memory_per_byte(self, op: Op) -> float:
+        """A copy writes or reads host memory once; a sum also reads it and updates fp32."""
+        if op.kind is not OpKind.LAND_FOLD or op.unit is None:
+            return 1.0
+        parts = self._units[op.unit].layout.parts
+        return 2.0 + 8.0 / ITEM_BYTES[parts[0].dtype] if parts else 1.0
+
+    def _name(self, unit: int) -> str:
+        return self._units[unit].layout.name
+
+
+def _shown(op: Op, name: str) -> tuple[Row, str, int] | None:
+    rows = {Lane.UP: Row.UP, Lane.DOWN: Row.DOWN, Lane.HOST: Row.HOST_UPDATE}
+    return (rows[op.lane], name, op.nbytes) if op.lane in rows else None
+
+
+def _host_bytes(unit: UnitPlacement, kind: OpKind) -> float:
+    """Host memory traffic of an update or of a sum of squares."""
+    total = 0.0
+    for part in unit.layout.parts:
+        item = ITEM_BYTES[part.dtype]
+        per_element = {"bfloat16": 26, "float16": 2 * item + 24, "float32": item + 24}[part.dtype]
+        total += (4 if kind is OpKind.NORM else per_element) * part.parameter_elements
+    return total
+
+
+def simulate(
+    program: Program,
+    *,
+    placement: Placement,
+    rates: Rates,
+    compute: ComputeSeconds,
+    order: Sequence[int],
+    windows: int = 3,
+) -> Simulation:
+    """Predict a run.
+
+    Args:
+        program: What the engine executes.
+        placement: The placement that it was built from.
+        rates: Bandwidths.
+        compute: Seconds of computation.
+        order: Unit indices in the order of the forward.
+        windows: Updates to run; from the second on, forwards wait for updates.
+    """
+    interpreter = _Interpreter(
+        program, placement=placement, rates=rates, compute=compute, order=order
+    )
+    ready: dict[int, int] = {}
+    for number in range(windows):
+        ready = interpreter.window(number, ready)
+    draft = interpreter.draft
+    spans = run(draft.tasks, memory=rates.host_memory)
+    ends = [spans[index].end for index in interpreter.ends]
+    return Simulation(
+        timeline=Timeline.of("predicted", _intervals(draft, spans)),
+        ops=tuple(
+            ScheduledOp(
+                op=program.ops[op],
+                window=window,
+                backward=backward,
+                begin=spans[index].begin,
+                end=spans[index].end,
+            )
+            for (op, window, backward), index in draft.ops.items()
+        ),
+        step_seconds=ends[-1] - ends[-2] if len(ends) > 1 else ends[-1],
+    )
+
+
+def _intervals(draft: _Draft, spans: Sequence[Span]) -> list[Interval]:
+    found, computed = [], 0.0
+    for shown, span in zip(draft.shown, spans, strict=True):
+        if shown is None or span.end == span.begin:
+            continue
+        row, name, nbytes = shown
+        if row in (Row.COMPUTE, Row.DEVICE_UPDATE):
+            # The stream is a queue in the order of the list: a gap before a task is a wait.
+            if span.begin > computed:
+                wait = f"wait before {name}"
+                found.append(Interval(row=Row.WAIT, begin=computed, end=span.begin, name=wait))
+            computed = span.end
+        found.append(Interval(row=row, begin=span.begin, end=span.end, name=name, nbytes=nbytes))
+    return found
