@@ -75,14 +75,14 @@ class Barrier:
             self.fail(str(error))
             raise
 
-    def settle(self, visits: Streamer) -> None:
-        """Wait until state that visited the device is home.
+    def settle(self, visits: Streamer, *, everything: bool) -> None:
+        """Wait until state that visited the device is home, all or as much as room is short.
 
         Raises:
             TransferError: It did not arrive.
         """
         try:
-            visits.settle()
+            visits.settle(everything=everything)
         except RuntimeError as error:
             self.fail(str(error))
             raise TransferError(

@@ -109,7 +109,7 @@ class Engine:
                 make_ready=self._barrier.make_ready,
                 on_output=self.collector.window.touch,
                 quiesce=self.quiesce,
-                settle=lambda: self._barrier.settle(self._streamer),
+                settle=lambda last: self._barrier.settle(self._streamer, everything=last),
                 mark=self.lanes.mark,
             ),
         )

@@ -45,14 +45,15 @@ class HookActions:
         make_ready: Waits for one unit; a no-op when it is ready.
         on_output: A backward through the root's outputs begins.
         quiesce: The barrier for readers of `state_dict`.
-        settle: The pass's last unit is about to compute: staging gives its memory back.
+        settle: A unit is about to compute; True for the pass's last one, by when staging has to
+            have given its memory back.
         mark: A pass, or a unit in it, begins or ends.
     """
 
     make_ready: Callable[[Unit], None]
     on_output: Callable[[], None]
     quiesce: Callable[[str], None]
-    settle: Callable[[], None]
+    settle: Callable[[bool], None]
     mark: Callable[[Moment, str], None]
 
 
@@ -178,8 +179,7 @@ class ModuleHooks:
                 self._order.append(unit.index)
                 if self._unlearned:
                     self._waited[unit.index] = next_number()
-                if unit.index == self.order[-1]:
-                    self._act.settle()
+                self._act.settle(unit.index == self.order[-1])
             if unit.state is WeightState.PENDING:
                 self._act.make_ready(unit)
             if is_new:

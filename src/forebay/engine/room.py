@@ -51,6 +51,15 @@ class DeviceRoom:
         if self._measured and self._peak is None:
             self._peak = torch.cuda.max_memory_allocated(self._device)
 
+    def is_tight(self) -> bool:
+        """Whether activations beside staging have reached the mark."""
+        if not self._measured or self._peak is None:
+            return False
+        return torch.cuda.memory_allocated(self._device) > self._mark()
+
+    def _mark(self) -> int:
+        return int(_SHARE_OF_PEAK * (self._peak or 0))
+
     def free_bytes(self) -> int:
         """Bytes that may be staged now."""
         bounds = []
@@ -64,5 +73,5 @@ class DeviceRoom:
                 return 0
             allocated = torch.cuda.memory_allocated(self._device)
             self._peak = max(self._peak, allocated - self._staged_bytes())
-            bounds.append(int(_SHARE_OF_PEAK * self._peak) - allocated)
+            bounds.append(self._mark() - allocated)
         return min(bounds, default=1 << 62)

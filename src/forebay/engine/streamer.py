@@ -97,7 +97,7 @@ class Streamer:
         self._room = room
         self._waiting: deque[Unit] = deque()
         self._staged: list[Unit] = []
-        self._leaving: list[Any] = []
+        self._leaving: deque[Any] = deque()
 
     def begin(self, units: Iterable[Unit]) -> None:
         """A window's last backward begins: these units' state may come up, in this order."""
@@ -184,18 +184,18 @@ class Streamer:
         unit.staging = None
         return moved
 
-    def settle(self) -> None:
-        """Wait until all write-backs are done, so that their device memory is free again.
+    def settle(self, *, everything: bool) -> None:
+        """Wait for write-backs, so that their device memory is free again.
 
-        A model's largest activations (the logits) come with its last unit.
+        Args:
+            everything: Wait for all of them, as before a model's last unit, with which its
+                largest activations (the logits) come; else for the oldest ones, while
+                activations have grown to the mark that staging must stay under.
         """
-        if not self._leaving:
-            return
-        leaving, self._leaving = self._leaving, []
-        with self._lanes.waiting("state to go home"):
-            for ticket in leaving:
-                ticket.wait()
-        self._lanes.reap()
+        while self._leaving and (everything or self._room.is_tight()):
+            with self._lanes.waiting("state to go home"):
+                self._leaving.popleft().wait()
+            self._lanes.reap()
 
     def drop(self) -> None:
         """The step was skipped or its window discarded: forget what came up."""
