@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 import forebay
+from forebay.cli.export import export
+from forebay.cli.inspect import inspect
 from forebay.cli.train import train
 from forebay.errors import ConfigError, ForebayError, ForebayWarning, UnsupportedError
 
@@ -36,6 +38,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command(name="train")(train)
+app.command(name="export")(export)
+app.command(name="inspect")(inspect)
 
 
 def _print_version(*, asked: bool) -> None:

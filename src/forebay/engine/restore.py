@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
+from forebay.checkpoint.header import DTYPES
 from forebay.checkpoint.manifest import Kind, Role
 from forebay.engine.random_state import RandomState
 from forebay.engine.snapshot import untrained_tensors
@@ -86,11 +87,13 @@ def match(engine: Engine, checkpoint: Checkpoint, *, scope: Scope, is_strict: bo
         if entry is None:
             missing.append(record.label)
         else:
+            _refuse_other_kind(record.param, entry)
             used.add(id(entry))
             trained.append((record, entry))
     for named in untrained_tensors(engine.module, engine.collector.records):
         entry = _find(by_name, named.names, tuple(named.tensor.shape))
         if entry is not None:
+            _refuse_other_kind(named.tensor, entry)
             used.add(id(entry))
             others.append((named.tensor, entry))
         elif named.kind is not Kind.FROZEN or not manifest.excludes_frozen:
@@ -122,6 +125,16 @@ def _find(
             f"{list(shape)} in the model"
         )
     return entry
+
+
+def _refuse_other_kind(tensor: torch.Tensor, entry: ParameterEntry) -> None:
+    """Whole numbers never become fractions, nor the other way round."""
+    saved = DTYPES[entry.dtype]
+    if saved is not tensor.dtype and not (saved.is_floating_point and tensor.is_floating_point()):
+        raise CheckpointError(
+            f"{entry.names[0]} has the dtype {saved} in the checkpoint and {tensor.dtype} in the "
+            "model"
+        )
 
 
 def _check_optimizer(engine: Engine, manifest: Manifest, found: Match, *, what: str) -> None:

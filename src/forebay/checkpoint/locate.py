@@ -1,0 +1,41 @@
+"""From what people type to a checkpoint: its own folder, a folder of several, or a run's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from forebay.checkpoint.disk import RealDisk
+from forebay.checkpoint.folder import CheckpointFolder
+from forebay.checkpoint.manifest import MANIFEST
+from forebay.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["CHECKPOINTS", "locate"]
+
+# Where `forebay train` keeps them, in the run's folder.
+CHECKPOINTS: Final = "checkpoints"
+
+
+def locate(path: Path) -> Path:
+    """The checkpoint that a path means: itself, what `latest` names in it, or the newest there.
+
+    Raises:
+        CheckpointError: There is none.
+    """
+    if (path / MANIFEST).is_file():
+        return path
+    for folder in (path, path / CHECKPOINTS):
+        if folder.is_dir():
+            found = CheckpointFolder(folder, disk=RealDisk())
+            named = found.find(None)
+            if named is not None:
+                return named
+            complete = found.complete()
+            if complete:
+                return complete[0]
+    what = "has no complete checkpoint" if path.is_dir() else "is no folder"
+    raise CheckpointError(
+        f"{path} {what}", hint="name a checkpoint, a folder of checkpoints, or a run's folder"
+    )
