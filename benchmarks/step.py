@@ -9,8 +9,9 @@ peak host memory, losses.
 
 Variants: `floor` (forward and backward alone), `none` (bf16 weights, fp32 masters and moments on
 the device, plain PyTorch), `planned` (forebay, state in host memory, places as planned),
-`host` (all updates on the host), `host_sync` (planned, not deferred), `device` (forebay, state on the device), `mix+R+S` (the first share R of the parameters
-resident on the device, the next share S streamed, the rest on the host).
+`host` (all updates on the host), `host_sync` (planned, not deferred), `device` (forebay, state on
+the device), `mix+R+S` (the first share R of the parameters resident on the device, the next share
+S streamed, the rest on the host).
 """
 
 from __future__ import annotations
