@@ -7,6 +7,7 @@ hint taken from the last backward; an addend that comes later is added where the
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING
 
 import torch
@@ -36,24 +37,48 @@ __all__ = ["Collector", "GradientHook", "hook_of"]
 class GradientHook:
     """The hook on one parameter: how autograd, and helpers given the parameter, find its record.
 
+    It keeps neither alive: the collector of garbage does not see what a parameter's hooks hold,
+    so an engine that nobody closed would stay for ever.
+
     Args:
         engine: The engine that trains the parameter.
         record: Its record.
     """
 
     def __init__(self, engine: Engine, record: ParamRecord) -> None:
-        self.engine = engine
-        self.record = record
+        self._engine = weakref.ref(engine)
+        self._record = weakref.ref(record)
 
     def __call__(self, param: torch.Tensor) -> None:
         """A gradient of the parameter is in `param.grad`."""
-        self.engine.receive_gradient(self.record, param)
+        if self.is_alive:
+            self.engine.receive_gradient(self.record, param)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the engine is still there."""
+        return self._engine() is not None
+
+    @property
+    def engine(self) -> Engine:
+        """The engine; only while it is there."""
+        engine = self._engine()
+        assert engine is not None
+        return engine
+
+    @property
+    def record(self) -> ParamRecord:
+        """The record; only while the engine is there."""
+        record = self._record()
+        assert record is not None
+        return record
 
 
 def hook_of(param: torch.Tensor) -> GradientHook | None:
     """The hook of an open engine on a parameter, None when no engine trains it."""
     hooks = getattr(param, "_post_accumulate_grad_hooks", None) or {}
-    return next((hook for hook in hooks.values() if isinstance(hook, GradientHook)), None)
+    ours = (hook for hook in hooks.values() if isinstance(hook, GradientHook))
+    return next((hook for hook in ours if hook.is_alive), None)
 
 
 class Collector:

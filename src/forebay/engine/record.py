@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -90,7 +91,7 @@ class ParamRecord:
         self.pending = False
         self.master_is_loaded = False
         self.loaded_low: torch.Tensor | None = None
-        self.standin = StandIn(part.weight(slot), self)
+        self.standin = self._new_standin()
 
     @property
     def label(self) -> str:
@@ -199,8 +200,12 @@ class ParamRecord:
         """Forget the gradient: absent. Whoever kept its stand-in cannot read it any more."""
         if self.state is not GradientState.ABSENT:
             self.standin.owner = _Gone(self.label)
-            self.standin = StandIn(self.part.weight(self.slot), self)
+            self.standin = self._new_standin()
         self._forget(GradientState.ABSENT)
+
+    def _new_standin(self) -> StandIn:
+        # A proxy: the collector of garbage does not see what p.grad holds.
+        return StandIn(self.part.weight(self.slot), weakref.proxy(self))
 
     def consume(self) -> None:
         """The step used (or skipped) the gradient."""
