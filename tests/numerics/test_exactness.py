@@ -92,7 +92,7 @@ def test_one_backward_per_update(place, clip, dtype, device):
 @pytest.mark.parametrize("sums", ["learned", "host", "device"])
 @pytest.mark.parametrize("place", PLACES)
 def test_several_backwards_per_update(place, sums, dtype, device):
-    recipe = Recipe(dtype=dtype, micro=4, device=device, steps=8)
+    recipe = Recipe(dtype=dtype, micro=4, device=device)
     options = PLACES[place]
     if sums != "learned":
         options = replace(options, backwards=4, sum_place=SumPlace(sums))
