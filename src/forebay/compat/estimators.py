@@ -26,6 +26,7 @@ from forebay.plan.zero_memory import (
     in_one_process,
     in_several_processes,
 )
+from forebay.units_of_measure import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -208,7 +209,7 @@ def _table(size: _Size, setup: _Setup) -> list[str]:
     for offload, backwards in setup.rows:
         memory = setup.memory(size, offload, backwards)
         lines.append(
-            f"{_gib(memory.host_bytes)} | {_gib(memory.device_bytes)} | "
+            f"{format_bytes(memory.host_bytes):>11} | {format_bytes(memory.device_bytes):>10} | "
             f"{setup.options(offload, backwards)}"
         )
     if cluster.devices > 1:
@@ -217,10 +218,6 @@ def _table(size: _Size, setup: _Setup) -> list[str]:
         lines.append("In one process stage 3 places what stage 2 places.")
     lines.append("Activations, workspaces and the CUDA context come on top.")
     return lines
-
-
-def _gib(nbytes: int) -> str:
-    return f"{nbytes / 2**30:8.2f}GiB"
 
 
 def _print(lines: Sequence[str]) -> None:
