@@ -65,9 +65,10 @@ class HostMath:
 
     def square_sums(self, indices: Sequence[int], tensors: Sequence[torch.Tensor]) -> None:
         """See `DeviceMath`."""
-        for _, ticket, summed in self._begun:
-            if ticket.done:
-                summed.clear()  # else gradients that left would live on until `read`
+        for _, ticket, summed in self._begun[:-1]:
+            # gradients that left would live on here; one sum behind keeps the pool busy
+            ticket.wait()
+            summed.clear()
         by_dtype: dict[torch.dtype, list[int]] = {}
         for position, tensor in enumerate(tensors):
             by_dtype.setdefault(tensor.dtype, []).append(position)

@@ -103,11 +103,11 @@ def backlog_bytes(placement: Placement) -> int:
     """Gradient bytes that may wait on the device for the link before backward waits for it.
 
     Two of the largest units keep the link busy while the next gradient is computed. Beyond that
-    an eighth of all, at most 1 GiB, evens out units of unequal size.
+    a sixteenth of all, at most 1 GiB, evens out units of unequal size.
     """
     wide = placement.accumulation is Accumulation.DEVICE_SUM
     sizes = [
         sum((_SUM_BYTES if wide else ITEM_BYTES[part.dtype]) * part.elements for part in parts)
         for parts in (u.layout.parts for u in placement.units if u.update is not UpdatePlace.DEVICE)
     ]
-    return max(2 * max(sizes, default=0), min(sum(sizes) // 8, _BACKLOG_BYTES))
+    return max(2 * max(sizes, default=0), min(sum(sizes) // 16, _BACKLOG_BYTES))

@@ -118,6 +118,8 @@ class HostArena:
     Attributes:
         address: Address of the first byte, page-aligned.
         nbytes: Usable and reserved bytes, a multiple of the page size.
+        tier: The tier that it counts to.
+        role: What its bytes are in training.
         locked: Whether the pages are locked for a copy engine.
 
     Raises:
@@ -144,6 +146,8 @@ class HostArena:
     ) -> None:
         page = mmap.PAGESIZE
         self.nbytes = -(-nbytes // page) * page
+        self.tier = tier
+        self.role = role
         self._what = what
         reservation = ledger.reserve(tier, role, self.nbytes, what=what)
         try:
