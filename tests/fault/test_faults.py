@@ -94,15 +94,16 @@ def _assert_given_back(model):
         assert torch.isfinite(torch.tensor(run(model, optimizer))).all()
 
 
-def test_failure_in_the_middle_of_a_backward_graph():
-    """The forward is done and its graph waits; the failure shows in step(), not as a hang."""
+def test_gradient_that_failed_to_land_cannot_be_read():
     model = mlp()
     optimizer = offload_with(model, adamw(model), options=FAULTS["first_landing"])[1]
     loss_of(model, batches(1)[0]).backward()
-    with pytest.raises(TransferError):
-        model[0].weight.grad.norm()
+    with pytest.raises(TransferError, match=TEXT):  # the last layer's leaves first
+        model[2].weight.grad.norm()
+    with pytest.raises(TransferError, match=TEXT):
         optimizer.step()
         optimizer.synchronize()
+    _assert_closed(model, optimizer)
     optimizer.close()
 
 
