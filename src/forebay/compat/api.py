@@ -113,20 +113,37 @@ def initialize(
     client = build_optimizer(
         model, given=optimizer, parameters=model_parameters, spec=resolved.optimizer
     )
-    check_dtypes(client.param_groups, precision=resolved.precision)
+    engine = _build(
+        model, client=client, config=resolved, scheduler=lr_scheduler, collate_fn=collate_fn
+    )
+    if training_data is not None:
+        engine.training_dataloader = engine.deepspeed_io(training_data, pin_memory=False)
+    return engine, engine.optimizer, engine.training_dataloader, engine.lr_scheduler
+
+
+def _build(
+    model: nn.Module,
+    *,
+    client: torch.optim.Optimizer,
+    config: ResolvedConfig,
+    scheduler: Any,
+    collate_fn: Callable[..., Any] | None,
+) -> TrainingEngine:
+    """The engine; what fails on the way leaves model and optimizer as they were."""
+    check_dtypes(client.param_groups, precision=config.precision)
     rule = adam_from(client)
-    check_scheduler(lr_scheduler, client)
-    folder = None if resolved.tensorboard is None else events_folder(resolved.tensorboard)
+    check_scheduler(scheduler, client)
+    folder = None if config.tensorboard is None else events_folder(config.tensorboard)
     with contextlib.ExitStack() as undo:
         # A schedule sets the groups' rates when it is built; they are the caller's own dicts.
         undo.callback(_restore, client.param_groups, [{**g} for g in client.param_groups])
-        scheduler = build_scheduler(lr_scheduler, resolved.scheduler, client)
+        schedule = build_scheduler(scheduler, config.scheduler, client)
         core = Engine(
             model,
             groups=client.param_groups,
             rule=rule,
             options=replace(
-                engine_options(resolved), cast_to=_cast_to(model, precision=resolved.precision)
+                engine_options(config), cast_to=_cast_to(model, precision=config.precision)
             ),
         )
         undo.callback(core.close)
@@ -135,19 +152,17 @@ def initialize(
         engine = TrainingEngine(
             core,
             optimizer=offloaded,
-            config=resolved,
-            scheduler=scheduler,
+            config=config,
+            scheduler=schedule,
             progress=Progress(
-                every=resolved.steps_per_print,
+                every=config.steps_per_print,
                 events=None if folder is None else open_events(folder),
-                has_loss_scale=resolved.precision.loss_scale is not None,
+                has_loss_scale=config.precision.loss_scale is not None,
             ),
             collate_fn=collate_fn,
         )
         undo.pop_all()
-    if training_data is not None:
-        engine.training_dataloader = engine.deepspeed_io(training_data, pin_memory=False)
-    return engine, offloaded, engine.training_dataloader, engine.lr_scheduler
+    return engine
 
 
 def _restore(groups: list[dict[str, Any]], before: list[dict[str, Any]]) -> None:
