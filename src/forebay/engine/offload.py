@@ -74,12 +74,12 @@ def offload(  # noqa: PLR0913 - the public face, fixed by the design
             host_budget=None if host_budget is None else parse_bytes(host_budget),
             clip_norm=clip_norm,
             timing=Timing.SYNCHRONOUS if synchronous else Timing.DEFERRED,
-            loss_scale=default_loss_scale(model),
+            loss_scale=_default_loss_scale(model),
         ),
     )
 
 
-def default_loss_scale(model: nn.Module) -> LossScale:
+def _default_loss_scale(model: nn.Module) -> LossScale:
     """A dynamic loss scale for models with fp16 parameters, none otherwise."""
     if any(p.dtype is torch.float16 and p.requires_grad for p in model.parameters()):
         return DynamicLossScale(LossScaleConfig())

@@ -74,10 +74,10 @@ class NanSource:
             return
         for nan in shared:
             nan.fill_(float("nan"))
-        raise written_while_pending("a parameter")
+        raise _written_while_pending("a parameter")
 
 
-def written_while_pending(label: str) -> PendingWeightError:
+def _written_while_pending(label: str) -> PendingWeightError:
     """The error for a write that the arriving weights undo."""
     return PendingWeightError(
         f"{label} was written between step() and its next use, while its new value was on its way",
@@ -181,7 +181,7 @@ class Unit:
         self.state = WeightState.READY
         self._arrivals, self._swapped = [], []
         if written:
-            raise written_while_pending(written[0].label)
+            raise _written_while_pending(written[0].label)
 
     def poison(self, nans: NanSource) -> None:
         """Make all weights unreadable for good: some may be new and some old."""
