@@ -26,6 +26,7 @@ __all__ = [
     "TensorSpec",
     "build_header",
     "dtype_name",
+    "is_shape",
     "parse_header",
 ]
 
@@ -163,12 +164,18 @@ def _tensor(key: str, entry: Any, *, what: str) -> tuple[TensorSpec, int, int]:
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise CheckpointError(f"{where} has the unknown dtype {_short(str(dtype))}")
-    if not _are_sizes(shape) or len(shape) > _MAX_DIMS or math.prod(shape) > _MAX_ELEMENTS:
+    if not is_shape(shape):
         raise CheckpointError(f"{where} has an impossible shape")
     spec = TensorSpec(key=key, dtype=dtype, shape=tuple(shape))
     if not _are_sizes(offsets) or len(offsets) != 2 or offsets[1] - offsets[0] != spec.nbytes:
         raise CheckpointError(f"{where} has data_offsets that are not its {spec.nbytes} bytes")
     return spec, offsets[0], offsets[1]
+
+
+def is_shape(values: Any) -> bool:
+    """Whether a list of numbers is a shape that a tensor can have."""
+    # The number of dims first: a product of thousands of large numbers takes minutes.
+    return _are_sizes(values) and len(values) <= _MAX_DIMS and math.prod(values) <= _MAX_ELEMENTS
 
 
 def _are_sizes(values: Any) -> bool:

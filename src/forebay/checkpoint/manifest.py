@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final
 
-from forebay.checkpoint.header import DTYPES, TensorSpec
+from forebay.checkpoint.header import DTYPES, TensorSpec, is_shape
 from forebay.checkpoint.parsing import Fields
 from forebay.checkpoint.values import decode, encode, parse_json
 from forebay.errors import CheckpointError
@@ -311,6 +311,13 @@ def _file(item: Fields) -> FileEntry:
     return FileEntry(name=name, nbytes=item.size("bytes"), header_crc32=item.size("header_crc32"))
 
 
+def _shape(item: Fields) -> tuple[int, ...]:
+    shape = item.sizes("shape")
+    if not is_shape(shape):
+        raise item.error("has an impossible shape")
+    return tuple(shape)
+
+
 def _parameter(item: Fields, *, files: set[str], num_groups: int) -> ParameterEntry:
     names = tuple(item.texts("names"))
     if not names:
@@ -325,7 +332,7 @@ def _parameter(item: Fields, *, files: set[str], num_groups: int) -> ParameterEn
     entry = ParameterEntry(
         names=names,
         kind=kind,
-        shape=tuple(item.sizes("shape")),
+        shape=_shape(item),
         dtype=dtype,
         group=group,
         step=item.size("step"),
@@ -383,7 +390,7 @@ def _random_tensors(body: Fields, *, files: set[str]) -> dict[str, tuple[TensorS
         spec = TensorSpec(
             key=tensor_key(Role.RANDOM, name),
             dtype=item.choice_text("dtype", DTYPES),
-            shape=tuple(item.sizes("shape")),
+            shape=_shape(item),
         )
         piece = _slice(item, item=spec.dtype, files=files)
         if (piece.start, piece.end) != (0, spec.elements):

@@ -61,25 +61,28 @@ def encode(value: Any, *, where: str, depth: int = 0) -> Any:
     )
 
 
-def decode(value: Any) -> Any:
+def decode(value: Any, *, depth: int = 0) -> Any:
     """The value that `encode` was given.
 
     Raises:
         CheckpointError: It is nothing that `encode` makes.
     """
+    # A tuple takes two levels.
+    if depth > 2 * _DEPTH + 2:
+        raise CheckpointError(f"a value is nested more than {_DEPTH} deep")
     if isinstance(value, list):
-        return [decode(item) for item in value]
+        return [decode(item, depth=depth + 1) for item in value]
     if not isinstance(value, dict):
         return value
     if not any(key.startswith("$") for key in value):
-        return {key: decode(item) for key, item in value.items()}
+        return {key: decode(item, depth=depth + 1) for key, item in value.items()}
     text = value.get(_FLOAT)
-    if len(value) == 1 and text in {"inf", "-inf", "nan"}:
-        return float(str(text))
+    if len(value) == 1 and isinstance(text, str) and text in {"inf", "-inf", "nan"}:
+        return float(text)
     items = value.get(_TUPLE)
     if len(value) == 1 and isinstance(items, list):
-        return tuple(decode(item) for item in items)
-    raise CheckpointError(f"{sorted(value)[0][:40]!r} is no value of this format")
+        return tuple(decode(item, depth=depth + 2) for item in items)
+    raise CheckpointError(f"{min(value)[:40]!r} is no value of this format")
 
 
 def parse_json(data: bytes | bytearray, *, what: str) -> dict[str, Any]:

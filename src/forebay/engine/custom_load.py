@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from forebay.checkpoint.header import DTYPES
 from forebay.checkpoint.manifest import Kind, Role
-from forebay.engine.masters import load_master, refresh_master
+from forebay.engine.masters import refresh_master
 from forebay.optim.reference import round_to
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    import torch
 
     from forebay.checkpoint.manifest import ParameterEntry
     from forebay.checkpoint.reader import Checkpoint
@@ -39,10 +39,13 @@ def load_by_hand(
         source.update(dict.fromkeys(entry.names, value))
     by(src=source, dst=engine.module)
     for record, entry in found.trained:
-        if entry.kind is Kind.TRAINED and record.param._version != record.version:
-            master = checkpoint.read(entry, Role.MASTER, 0, entry.elements).view(entry.shape)
-            load_master(record, low=None, master=master)
-        refresh_master(record)
+        if refresh_master(record) and entry.kind is Kind.TRAINED:
+            master = checkpoint.read(entry, Role.MASTER, 0, entry.elements)
+            weight = record.part.weight(record.slot).reshape(-1).to("cpu")
+            agrees = round_to(master, weight.dtype) == weight
+            if record.part.dtype is not torch.float32:
+                merged = torch.where(agrees, master, weight.float())
+                record.part.set_master(record.slot, merged)
 
 
 def _weight(checkpoint: Checkpoint, entry: ParameterEntry) -> torch.Tensor:

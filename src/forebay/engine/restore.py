@@ -6,6 +6,7 @@ written piece by piece. A disk that fails in between closes the engine, as a fai
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Final
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from forebay.checkpoint.reader import Checkpoint
     from forebay.engine.engine import Engine
     from forebay.engine.record import ParamRecord
+    from forebay.optim.loss_scale import LossScale
 
 __all__ = ["Match", "Scope", "match", "restore"]
 
@@ -171,7 +173,17 @@ def _check_optimizer(engine: Engine, manifest: Manifest, found: Match, *, what: 
             raise CheckpointError(
                 f"{entry.names[0]} was trained in {what} and is not trained here", hint=hint
             )
+    try:
+        _take_loss_scale(copy.copy(engine.options.loss_scale), manifest)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise CheckpointError(f"{what} has an impossible loss scale: {error}") from error
     _random_of(manifest, {}).check()
+
+
+def _take_loss_scale(loss_scale: LossScale, manifest: Manifest) -> None:
+    """Go on with a scale of the same kind; a run in another precision starts with its own."""
+    if manifest.loss_scale.keys() == loss_scale.state_dict().keys():
+        loss_scale.load_state_dict(manifest.loss_scale)
 
 
 def restore(engine: Engine, checkpoint: Checkpoint, found: Match) -> None:
@@ -212,7 +224,7 @@ def _restore_numbers(engine: Engine, manifest: Manifest) -> None:
                 group[name].fill_(value)
             elif name != "params":
                 group[name] = value
-    engine.options.loss_scale.load_state_dict(manifest.loss_scale)
+    _take_loss_scale(engine.options.loss_scale, manifest)
     engine.skipped_steps = manifest.counters.get("skipped_steps", 0)
 
 

@@ -1,0 +1,135 @@
+"""Saving beside training: a consistent snapshot, bounded memory, errors that surface."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+import torch
+
+from checkpoint_cases import PLACES, Layout, assert_same, engine_of, numbers, run
+from forebay.checkpoint.disk import RealDisk
+from forebay.checkpoint.manifest import BLOCK_BYTES
+from forebay.config.resolved import CheckpointSpec
+from forebay.engine.saving import CheckpointSaver
+from forebay.errors import CheckpointError
+from forebay.tiers.ledger import Role, Tier
+
+_BESIDE = CheckpointSpec(beside_training=True)
+
+
+class GatedDisk(RealDisk):
+    """Writes nothing before the gate is opened; may fail then."""
+
+    def __init__(self, error: OSError | None = None) -> None:
+        self.gate = threading.Event()
+        self._error = error
+
+    def write(self, file, data, *, at):
+        assert self.gate.wait(60)
+        if self._error is not None:
+            raise self._error
+        super().write(file, data, at=at)
+
+
+def _with_disk(engine, disk):
+    engine.checkpoints._saver = CheckpointSaver(engine.core, disk=disk)
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_training_goes_on_before_a_byte_is_written(tmp_path, place, dtype):
+    """With staging for all of the state no step waits for the disk, and the files show the past."""
+    layout = Layout(place=place, dtype=dtype, checkpoint=_BESIDE)
+    with engine_of(layout) as engine:
+        run(engine, 0, 3)
+        disk = GatedDisk()
+        _with_disk(engine, disk)
+        want = numbers(engine)
+        head_start = threading.Timer(0.5, disk.gate.set)
+        head_start.start()  # the header is written first, by the thread that copies
+        engine.save_checkpoint(tmp_path)
+        run(engine, 3, 8)
+        engine.wait_for_checkpoint()
+        after = numbers(engine)
+        assert engine.ledger.bytes(Tier.HOST, Role.STAGING) == 0
+    with engine_of(Layout(place=place, dtype=dtype), seed=2) as other:
+        other.load_checkpoint(tmp_path)
+        assert_same(numbers(other), want)
+        run(other, 3, 8)
+        assert_same(numbers(other), after)
+
+
+def test_with_little_staging_steps_wait_for_the_disk(tmp_path):
+    """A slow disk and one block of memory: the snapshot is still that of the call."""
+
+    class SlowDisk(RealDisk):
+        def write(self, file, data, *, at):
+            time.sleep(0.02)
+            super().write(file, data, at=at)
+
+    spec = CheckpointSpec(beside_training=True, staging_bytes=BLOCK_BYTES)
+    with engine_of(Layout(checkpoint=spec, hidden=1500)) as engine:
+        run(engine, 0, 2)
+        _with_disk(engine, SlowDisk())
+        want = numbers(engine)
+        engine.save_checkpoint(tmp_path)
+        run(engine, 2, 4)
+        engine.wait_for_checkpoint()
+        assert engine.checkpoints.last.stall_seconds > 0
+    with engine_of(Layout(hidden=1500), seed=2) as other:
+        other.load_checkpoint(tmp_path)
+        assert_same(numbers(other), want)
+
+
+@pytest.mark.parametrize("call", ["step", "save", "wait", "close"])
+def test_a_failure_surfaces_at_the_next_call(tmp_path, call):
+    """Once; training goes on, and earlier checkpoints are as they were."""
+    engine = engine_of(Layout(checkpoint=_BESIDE))
+    engine.save_checkpoint(tmp_path, "good")
+    engine.wait_for_checkpoint()
+    disk = GatedDisk(OSError(28, "No space left on device"))
+    _with_disk(engine, disk)
+    disk.gate.set()
+    engine.save_checkpoint(tmp_path, "bad")
+    engine.checkpoints._saver._thread.join()
+    with pytest.raises(CheckpointError, match=r"cannot save checkpoint bad .* No space left"):
+        {
+            "step": lambda: run(engine, 0, 1),
+            "save": lambda: engine.save_checkpoint(tmp_path, "next"),
+            "wait": engine.wait_for_checkpoint,
+            "close": engine.close,
+        }[call]()
+    assert sorted(item.name for item in tmp_path.iterdir()) == ["good", "latest"]
+    if call != "close":
+        _with_disk(engine, RealDisk())
+        if call == "step":
+            engine.step()
+        run(engine, 1, 3)
+        engine.save_checkpoint(tmp_path, "next")
+    engine.close()
+
+
+def test_weights_changed_by_hand_meanwhile_are_noticed(tmp_path):
+    with engine_of(Layout(place="device", dtype=torch.float32, checkpoint=_BESIDE)) as engine:
+        disk = GatedDisk()
+        _with_disk(engine, disk)
+        engine.save_checkpoint(tmp_path)  # waits at the header, before it reads anything
+        with torch.no_grad():
+            engine.module.first.weight.zero_()
+        disk.gate.set()
+        with pytest.raises(CheckpointError, match=r"first\.weight was changed by hand"):
+            engine.wait_for_checkpoint()
+    assert not list(tmp_path.iterdir())
+
+
+def test_closing_finishes_what_is_being_written(tmp_path):
+    engine = engine_of(Layout(checkpoint=_BESIDE))
+    disk = GatedDisk()
+    _with_disk(engine, disk)
+    engine.save_checkpoint(tmp_path)
+    threading.Timer(0.3, disk.gate.set).start()
+    engine.close()
+    with engine_of(Layout(), seed=1) as other:
+        assert other.load_checkpoint(tmp_path)[0] is not None
