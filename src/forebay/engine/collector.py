@@ -308,6 +308,8 @@ class Collector:
                 "the last step()",
                 hint="call zero_grad() after step(), then backward, before the next step()",
             )
+        elif record.zeroed:  # perhaps after its unit had departed
+            self.units[record.unit].departed = False
         elif record.captured is not None:
             raise GradientError(
                 f"a hook added to p.grad of {record.label} after its gradient had left",

@@ -41,11 +41,12 @@ def refresh_master(record: ParamRecord) -> bool:
     if record.pending:
         return False
     param, part, slot = record.param, record.part, record.slot
-    home = part.weight(slot)
-    moved = slot.elements > 0 and param.data_ptr() != home.data_ptr()
+    address = part.weights.data_ptr() + slot.offset * part.weights.element_size()
+    moved = slot.elements > 0 and param.data_ptr() != address
     if not moved and param._version == record.version and not record.master_is_loaded:
         return False
     _refuse_other_form(record)
+    home = part.weight(slot)
     part.await_readers()
     if moved:  # the user assigned p.data
         with torch.no_grad():

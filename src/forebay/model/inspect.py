@@ -61,6 +61,11 @@ def refuse_wrapped(model: nn.Module) -> None:
             hint="compile its blocks instead, or compile after initialize()/offload()",
         )
     for name, param in model.named_parameters():
+        if isinstance(param, nn.UninitializedParameter):
+            raise UnsupportedError(
+                f"parameter {name} has no shape yet: its module is lazy",
+                hint="run one forward first, so that lazy modules take their shapes",
+            )
         if type(param.data).__name__ == "DTensor":
             raise UnsupportedError(
                 f"parameter {name} is a DTensor",
