@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from typer.models import ArgumentInfo, OptionInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     import typer
 
@@ -107,15 +107,25 @@ def _section(name: str, callback: Callable[..., Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _commands(app: typer.Typer, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields every command with the names of the groups that hold it."""
+    for command in app.registered_commands:
+        yield prefix, command
+    for group in app.registered_groups:
+        if group.typer_instance is not None:
+            name = group.typer_instance.info.name
+            yield from _commands(group.typer_instance, f"{prefix}{name} ")
+
+
 def reference(app: typer.Typer) -> str:
     """Returns the page for an application."""
     sections = []
-    for command in app.registered_commands:
+    for prefix, command in _commands(app):
         callback = command.callback
         if callback is None or command.hidden:
             continue
         name = command.name or callback.__name__.replace("_", "-")
-        sections.append(_section(name, callback))
+        sections.append(_section(prefix + name, callback))
     return "\n".join([_HEAD, *sections])
 
 

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 import forebay
+from forebay.cli.bench import bench
 from forebay.cli.export import export
 from forebay.cli.inspect import inspect
+from forebay.cli.probe import probe
 from forebay.cli.train import train
 from forebay.errors import ConfigError, ForebayError, ForebayWarning, UnsupportedError
 
@@ -40,6 +42,8 @@ app = typer.Typer(
 app.command(name="train")(train)
 app.command(name="export")(export)
 app.command(name="inspect")(inspect)
+app.command(name="probe")(probe)
+app.add_typer(bench)
 
 
 def _print_version(*, asked: bool) -> None:

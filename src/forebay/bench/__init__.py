@@ -1,0 +1,20 @@
+"""Benchmarks: the same work for forebay and others, in turn, beside the machine's own limits."""
+
+from __future__ import annotations
+
+from forebay.bench.adam import AdamBench, bench_adam
+from forebay.bench.floor import Floor, floor_of
+from forebay.bench.spec import StepSpec
+from forebay.bench.step import StepBench, bench_step
+from forebay.bench.tables import Table
+
+__all__ = [
+    "AdamBench",
+    "Floor",
+    "StepBench",
+    "StepSpec",
+    "Table",
+    "bench_adam",
+    "bench_step",
+    "floor_of",
+]

@@ -1,0 +1,268 @@
+"""Who takes part in a step benchmark. Each trains the same model on the same tokens.
+
+* `floor`: forward and backward alone.
+* `none`: no offload: bf16 weights, fp32 masters and moments on the device, plain PyTorch.
+* `host`, `device`: forebay with every update on the host, or every state on the device.
+* `r0`, `r25`, `r50`, ...: forebay with that percentage of the 12 bytes of state per parameter
+  resident on the device, the rest streamed or updated on the host as the planner chooses.
+* `planned`: forebay as it comes. `synchronous`: the same, finishing within `step()`.
+* `mix+R+S`: the first share R of the parameters resident, the next share S streamed.
+* `deepspeed2`, `deepspeed3`: DeepSpeed's ZeRO stage 2 with its optimizer on the host, stage 3
+  with parameters there too; where DeepSpeed is installed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from forebay.bench.spec import SHAPES
+from forebay.engine import EngineOptions, offload_with
+from forebay.engine.options import Timing
+from forebay.errors import ConfigError
+from forebay.plan.placement import UpdatePlace
+from forebay.plan.solve import choose_places
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import nn
+
+    from forebay.bench.spec import StepSpec
+    from forebay.engine import Engine
+    from forebay.model.spec import ModelSpec
+    from forebay.plan.solve import Rates
+
+__all__ = ["Contestant", "build_model", "contestant"]
+
+_RATE = 1e-5
+_DECAY = 0.01
+# State of a parameter that "all of the state" means: fp32 master and two moments.
+_STATE_BYTES = 12
+
+
+class Contestant(Protocol):
+    """Trains: `backward` for each micro-batch, then `step`."""
+
+    engine: Engine | None
+
+    def backward(self, batch: torch.Tensor) -> torch.Tensor:
+        """Forward and backward of one micro-batch; returns its loss."""
+        ...
+
+    def step(self) -> None:
+        """Update and clear gradients."""
+        ...
+
+
+def build_model(spec: StepSpec) -> nn.Module:
+    """A randomly initialised bf16 Llama with every layer checkpointed; the same every time."""
+    library = importlib.import_module("transformers")
+    shape = SHAPES[spec.size]
+    config = library.LlamaConfig(
+        hidden_size=shape.hidden,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        intermediate_size=shape.feed_forward,
+        vocab_size=shape.vocabulary,
+        max_position_embeddings=max(4096, spec.sequence),
+        tie_word_embeddings=shape.tied,
+        use_cache=False,
+        attn_implementation="sdpa",
+    )
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.device(spec.device):
+            model: Any = library.LlamaForCausalLM(config)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    trained: nn.Module = model.train()
+    return trained
+
+
+def contestant(spec: StepSpec, model: nn.Module, *, rates: Rates | None) -> Contestant:
+    """The contestant that a specification names.
+
+    Raises:
+        ConfigError: There is none of that name, or its library is not installed.
+    """
+    if spec.variant == "floor":
+        return _Passes(spec, model)
+    if spec.variant == "none":
+        return _NoOffload(spec, model)
+    if spec.variant in ("deepspeed2", "deepspeed3"):
+        return _DeepSpeed(spec, model, stage=int(spec.variant[-1]))
+    return _Forebay(spec, model, rates=rates)
+
+
+class _Passes:
+    """Forward and backward alone."""
+
+    def __init__(self, spec: StepSpec, model: nn.Module) -> None:
+        self.engine: Engine | None = None
+        self.model = model
+        self._accumulation = spec.accumulation
+
+    def backward(self, batch: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = self.model(input_ids=batch, labels=batch).loss
+        (loss / self._accumulation).backward()
+        return loss.detach()
+
+    def step(self) -> None:
+        self.model.zero_grad(set_to_none=True)
+
+
+class _NoOffload(_Passes):
+    """bf16 weights, fp32 masters and moments on the device."""
+
+    def __init__(self, spec: StepSpec, model: nn.Module) -> None:
+        super().__init__(spec, model)
+        self._params = list(model.parameters())
+        self._masters = [param.detach().float() for param in self._params]
+        self._optimizer = torch.optim.AdamW(
+            self._masters, lr=_RATE, weight_decay=_DECAY, fused=True
+        )
+        self._clip = spec.clip
+
+    def step(self) -> None:
+        torch.nn.utils.clip_grad_norm_(self._params, self._clip)
+        for master, param in zip(self._masters, self._params, strict=True):
+            assert param.grad is not None
+            master.grad, param.grad = param.grad.float(), None
+        self._optimizer.step()
+        with torch.no_grad():
+            for master, param in zip(self._masters, self._params, strict=True):
+                param.copy_(master)
+                master.grad = None
+
+
+class _Forebay(_Passes):
+    def __init__(self, spec: StepSpec, model: nn.Module, *, rates: Rates | None) -> None:
+        super().__init__(spec, model)
+        source = torch.optim.AdamW(model.parameters(), lr=_RATE, weight_decay=_DECAY)
+        options = EngineOptions(
+            device=spec.device,
+            clip_norm=spec.clip,
+            update={"device": UpdatePlace.DEVICE, "host": UpdatePlace.HOST}.get(spec.variant),
+            places=_places(spec.variant, rates=rates),
+            timing=Timing.SYNCHRONOUS if spec.variant == "synchronous" else Timing.DEFERRED,
+            backwards=spec.accumulation,
+            threads=spec.threads,
+            host_budget=spec.host_budget,
+            rates=rates,
+        )
+        _, self._optimizer = offload_with(model, source, options=options)
+        self.engine = self._optimizer.engine
+
+    def step(self) -> None:
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+
+
+def _places(
+    variant: str, *, rates: Rates | None
+) -> Callable[[ModelSpec], Sequence[UpdatePlace]] | None:
+    if variant in ("planned", "synchronous", "host", "device"):
+        return None
+    if variant.startswith("r") and variant[1:].isdigit():
+        share = int(variant[1:]) / 100
+
+        def _budgeted(model: ModelSpec) -> Sequence[UpdatePlace]:
+            resident = int(share * _STATE_BYTES * model.elements)
+            return choose_places(model, rates=rates, resident_bytes=resident)
+
+        return _budgeted
+    name, *numbers = variant.split("+")
+    if name != "mix" or len(numbers) != 2:
+        raise ConfigError(
+            f"variant {variant!r} is not known",
+            hint="floor, none, planned, host, device, synchronous, r0 ... r100, mix+R+S, "
+            "deepspeed2 or deepspeed3",
+        )
+    resident, streamed = (float(number) for number in numbers)
+
+    def _by_shares(model: ModelSpec) -> Sequence[UpdatePlace]:
+        chosen, used = [], 0
+        for unit in model.units:
+            used += unit.elements
+            if used <= resident * model.elements:
+                chosen.append(UpdatePlace.DEVICE)
+            elif used <= (resident + streamed) * model.elements:
+                chosen.append(UpdatePlace.STREAMED)
+            else:
+                chosen.append(UpdatePlace.HOST)
+        return chosen
+
+    return _by_shares
+
+
+class _DeepSpeed:
+    """DeepSpeed with the settings that its documentation gives for offload on one device."""
+
+    def __init__(self, spec: StepSpec, model: nn.Module, *, stage: int) -> None:
+        try:
+            library: Any = importlib.import_module("deepspeed")
+        except ImportError as error:
+            raise ConfigError(
+                f"{spec.variant} needs DeepSpeed, which is not installed",
+                hint="pip install deepspeed, or leave it out of --variants",
+            ) from error
+        for name, value in _ALONE.items():
+            os.environ.setdefault(name, value)
+        self.engine: Engine | None = None
+        self._engine, *_ = library.initialize(
+            model=model, config=_deepspeed_config(spec, stage), model_parameters=model.parameters()
+        )
+
+    def backward(self, batch: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = self._engine(input_ids=batch, labels=batch).loss
+        self._engine.backward(loss)
+        self._engine.step()
+        return loss.detach()
+
+    def step(self) -> None:
+        """Its engine steps by itself at the window's end."""
+
+
+# One process; the port is free unless two benchmarks run at once.
+_ALONE = {
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29517",
+    "RANK": "0",
+    "WORLD_SIZE": "1",
+    "LOCAL_RANK": "0",
+}
+
+
+def _deepspeed_config(spec: StepSpec, stage: int) -> dict[str, Any]:
+    on_host = {"device": "cpu", "pin_memory": True}
+    square = SHAPES[spec.size].hidden ** 2
+    zero: dict[str, Any] = {
+        "stage": stage,
+        "offload_optimizer": on_host,
+        "overlap_comm": True,
+        "contiguous_gradients": True,
+    }
+    if stage == 3:
+        # as its "auto" answers for a model of this width
+        zero |= {
+            "offload_param": on_host,
+            "reduce_bucket_size": square,
+            "stage3_prefetch_bucket_size": int(0.9 * square),
+            "stage3_param_persistence_threshold": 10 * SHAPES[spec.size].hidden,
+        }
+    return {
+        "train_micro_batch_size_per_gpu": spec.micro_batch,
+        "gradient_accumulation_steps": spec.accumulation,
+        "gradient_clipping": spec.clip,
+        "bf16": {"enabled": True},
+        "zero_optimization": zero,
+        "optimizer": {"type": "AdamW", "params": {"lr": _RATE, "weight_decay": _DECAY}},
+        "steps_per_print": 1 << 30,
+    }

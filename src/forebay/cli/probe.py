@@ -1,0 +1,72 @@
+"""`forebay probe`: this machine's speeds into a profile, or what works here."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+__all__ = ["probe"]
+
+_Output = Annotated[
+    Path | None, typer.Option(help="File for the profile. Default: stdout.", dir_okay=False)
+]
+_Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")]
+_Report = Annotated[
+    bool, typer.Option("--report", help="Measure nothing; say what works here and what does not.")
+]
+_Quick = Annotated[
+    bool, typer.Option("--quick", help="Seconds instead of a minute; figures are rougher.")
+]
+_Json = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
+
+
+def probe(
+    *,
+    output: _Output = None,
+    device: _Device = "auto",
+    report: _Report = False,
+    quick: _Quick = False,
+    as_json: _Json = False,
+) -> int:
+    """Measure this machine for the planner, or report what works on it.
+
+    Name the profile in the configuration as "forebay": {"profile": FILE}.
+    """
+    if report:
+        _report(as_json=as_json)
+        return 0
+    from forebay.probe.measuring import Effort, measure
+
+    effort = Effort(elements=4 << 20, link_bytes=64 << 20, repeats=3) if quick else Effort()
+    profile = measure(
+        None if device == "auto" else device,
+        effort=effort,
+        progress=lambda text: typer.echo(f"measuring: {text}", err=True),
+    )
+    if output is None:
+        typer.echo(profile.as_json(), nl=False)
+    else:
+        output.write_text(profile.as_json(), encoding="utf-8")
+        typer.echo(f"wrote {output}", err=True)
+    return 0
+
+
+def _report(*, as_json: bool) -> None:
+    from forebay.probe.environment import report
+
+    findings = report()
+    if as_json:
+        rows: list[dict[str, Any]] = [
+            {**dataclasses.asdict(one), "state": one.state.value} for one in findings
+        ]
+        typer.echo(json.dumps(rows, indent=2))
+        return
+    part = max(len(one.part) for one in findings)
+    for one in findings:
+        typer.echo(f"{one.part:<{part}}  {one.state.value:<7}  {one.detail}")
+        if one.remedy:
+            typer.echo(f"{'':<{part}}  {'':<7}  -> {one.remedy}")

@@ -1,0 +1,199 @@
+"""Measures a machine into a profile, step by step, in well under two minutes.
+
+Every figure is a median of repeats after a warm-up. The machine should do nothing else
+meanwhile; what else runs is measured with it.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+import forebay
+from forebay import native
+from forebay.accelerators.select import accelerator_for, device_name
+from forebay.hardware.affinity import Topology
+from forebay.hardware.profile import LinkRates, Machine, Profile, ThreadRate
+from forebay.probe.workload import (
+    LinkEnds,
+    PartState,
+    copy_seconds,
+    middle,
+    rate_in_common,
+    update_seconds,
+)
+from forebay.tiers.host import PageLocking
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from forebay.accelerators.base import Accelerator
+    from forebay.hardware.affinity import CoreShare
+
+__all__ = ["Effort", "measure", "thread_counts"]
+
+# Dozens of rounds on any machine, and long enough to pass over a neighbour's moment.
+_TOGETHER_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """How much is measured.
+
+    Attributes:
+        elements: Parameters of the update; 14 bytes of state each. Far more than caches hold.
+        link_bytes: Bytes in each direction of the link.
+        repeats: Runs behind each median.
+    """
+
+    elements: int = 32 << 20
+    link_bytes: int = 512 << 20
+    repeats: int = 5
+
+
+def measure(
+    device: torch.device | str | None = None,
+    *,
+    effort: Effort | None = None,
+    progress: Callable[[str], None] = lambda _text: None,
+) -> Profile:
+    """Measure this machine.
+
+    Args:
+        device: The accelerator; None for the current one.
+        effort: How much to measure.
+        progress: Told what is measured, as it begins.
+
+    Raises:
+        UnsupportedError: The device is not there.
+    """
+    how = effort or Effort()
+    core = native.core()
+    accelerator = accelerator_for(device)
+    on_gpu = accelerator.device.type == "cuda"
+    share = Topology.read().share()
+    locking = PageLocking(accelerator.copy_engine(core)) if on_gpu else None
+    part = PartState(core, layout="split", elements=how.elements)
+    try:
+        threads = []
+        for count in thread_counts(share.threads):
+            progress(f"update and copy with {count} threads")
+            threads.append(_threads(core, part, share=share, count=count, repeats=how.repeats))
+        progress("both directions of the link, alone, together and beside the update")
+        ends = LinkEnds(core, accelerator=accelerator, nbytes=how.link_bytes, locking=locking)
+        try:
+            link = _link(core, part, ends=ends, share=share, repeats=how.repeats)
+        finally:
+            ends.close()
+    finally:
+        part.close()
+    matrix = memory = None
+    if on_gpu:
+        progress("matrix rate and memory of the device")
+        matrix, memory = _matrix_flops(accelerator), _device_copy(accelerator)
+    return Profile(
+        machine=Machine.read(device_name(accelerator.device)),
+        forebay=forebay.__version__,
+        kernel_level=core.kernel_level(),
+        threads=tuple(threads),
+        link=link,
+        matrix_flops=matrix,
+        device_memory=memory,
+    )
+
+
+def thread_counts(most: int) -> list[int]:
+    """1, 2, 4, ... and the most."""
+    counts = [1 << power for power in range(most.bit_length()) if 1 << power < most]
+    return [*counts, most]
+
+
+def _threads(
+    core: Any, part: PartState, *, share: CoreShare, count: int, repeats: int
+) -> ThreadRate:
+    update = update_seconds(core, part, cpus=share.cpus, threads=count, repeats=repeats)
+    copy = copy_seconds(core, part, threads=count, repeats=repeats)
+    return ThreadRate(
+        threads=count,
+        update=part.traffic / middle(update),
+        copy=part.arena.nbytes / middle(copy),
+    )
+
+
+def _link(
+    core: Any, part: PartState, *, ends: LinkEnds, share: CoreShare, repeats: int
+) -> LinkRates:
+    alone = {}
+    for direction in ("up", "down"):
+        rates = []
+        for _ in range(repeats + 1):
+            ticket = ends.copy(direction)
+            ticket.wait()
+            rates.append(rate_in_common([[(ticket, ends.nbytes)]])[0])
+        alone[direction] = middle(rates[1:])
+    kinds: list[Callable[[], tuple[Any, int]]] = [
+        lambda: (ends.copy("up"), ends.nbytes),
+        lambda: (ends.copy("down"), ends.nbytes),
+    ]
+    both = sum(_together(kinds))
+    pool = core.Pool(share.threads, list(share.cpus))
+    try:
+        found = _together([*kinds, lambda: (part.update(pool), part.traffic)])
+    finally:
+        pool.close()
+    return LinkRates(
+        up=alone["up"],
+        down=alone["down"],
+        both=both,
+        beside_update=found[0] + found[1],
+        update_beside=found[2],
+    )
+
+
+def _together(kinds: Sequence[Callable[[], tuple[Any, int]]]) -> list[float]:
+    """Rates of several kinds of work, two rounds of each queued at any time.
+
+    Kinds differ in speed, so each gets as many rounds as fit into the time; at least one.
+    """
+    begun = [[begin(), begin()] for begin in kinds]
+    end = time.monotonic() + _TOGETHER_SECONDS
+    while time.monotonic() < end or not all(tickets[0][0].done for tickets in begun):
+        for tickets, begin in zip(begun, kinds, strict=True):
+            if tickets[-2][0].done:
+                tickets.append(begin())
+        time.sleep(1e-3)
+    for tickets in begun:
+        for ticket, _nbytes in tickets:
+            ticket.wait()
+    return rate_in_common(begun)
+
+
+def _matrix_flops(accelerator: Accelerator) -> float:
+    """A large bf16 product, 8192 wide, for half a second: boost clocks have settled by then."""
+    size = 8192
+    left, right = (
+        torch.randn(size, size, device=accelerator.device, dtype=torch.bfloat16) for _ in range(2)
+    )
+    return 2 * size**3 / _device_seconds(lambda: torch.mm(left, right), accelerator)
+
+
+def _device_copy(accelerator: Accelerator) -> float:
+    source = torch.zeros(1 << 30, dtype=torch.uint8, device=accelerator.device)
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / _device_seconds(lambda: target.copy_(source), accelerator)
+
+
+def _device_seconds(work: Callable[[], Any], accelerator: Accelerator) -> float:
+    """Seconds of one run, from as many as half a second holds."""
+    work()
+    accelerator.synchronize()
+    begin, runs = time.perf_counter(), 0
+    while time.perf_counter() - begin < 0.5:
+        for _ in range(10):
+            work()
+        runs += 10
+        accelerator.synchronize()
+    return (time.perf_counter() - begin) / runs
