@@ -19,6 +19,7 @@ from unit.engine_cases import (
     PLACES,
     adamw,
     batches,
+    close,
     loss_of,
     masters,
     mlp,
@@ -237,3 +238,24 @@ def test_same_bits_for_the_same_run():
             run(model, optimizer, micro=2)
             results.append(weights(model))
     assert same(*results)
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("declared", [None, 2])
+def test_zeroed_after_departure(place, declared):
+    """`model.zero_grad(set_to_none=False)` after backward: norm 0, decay alone moves weights."""
+
+    def _loop(model, optimizer):
+        run(model, optimizer, steps=1, micro=declared or 1)
+        loss_of(model, batches(1)[0]).backward()
+        model.zero_grad(set_to_none=False)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    plain, model = mlp(), mlp()
+    _loop(plain, adamw(plain))
+    options = replace(PLACES[place], backwards=declared, clip_norm=1e3)
+    with offloaded(model, options) as optimizer:
+        _loop(model, optimizer)
+        assert optimizer.last_grad_norm == 0.0
+        assert close(weights(model), weights(plain))

@@ -16,24 +16,35 @@ from forebay.engine.part import PartMemory, PartStorage
 from forebay.engine.record import ParamRecord
 from forebay.engine.unit import Unit
 from forebay.errors import BudgetError
+from forebay.hardware.affinity import CoreShare, Topology
 from forebay.hardware.limits import HostCeiling, HostLimit, host_ceiling
 from forebay.model.inspect import OUTSIDE
 from forebay.model.layout import layout_unit
-from forebay.plan.memory import forecast
+from forebay.plan.memory import forecast, ring_bytes
 from forebay.plan.placement import Accumulation, Placement, UnitPlacement, UpdatePlace
 from forebay.plan.solve import choose_places
 from forebay.tiers.heap import HeapTrimmer
+from forebay.tiers.host import HostArena
+from forebay.tiers.ledger import Role
 from forebay.units_of_measure import budget_text, format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch import nn
 
     from forebay.model.inspect import InspectedModel
     from forebay.model.spec import ModelSpec
 
-__all__ = ["accumulation_for", "build_units", "move_the_rest", "place", "refuse_what_does_not_fit"]
+__all__ = [
+    "accumulation_for",
+    "build_units",
+    "core_share",
+    "move_the_rest",
+    "place",
+    "refuse_what_does_not_fit",
+    "ring_maker",
+]
 
 
 # Stands for a host budget where only the machine's own limits are asked for.
@@ -222,3 +233,28 @@ def move_the_rest(
     for buffer in model.buffers():
         if buffer.device != device:
             buffer.data = buffer.data.to(device)
+
+
+def ring_maker(placement: Placement, *, memory: PartMemory) -> Callable[[], HostArena]:
+    """Makes the ring's memory; no reference to the engine, which must be free to die."""
+
+    def _make() -> HostArena:
+        return HostArena(
+            ring_bytes(placement),
+            ledger=memory.ledger,
+            role=Role.STAGING,
+            what="gradients on their way to fp32 sums",
+            page_locking=memory.page_locking,
+        )
+
+    return _make
+
+
+def core_share(options: EngineOptions) -> CoreShare:
+    """The cores that updates run on."""
+    share = Topology.read().share()
+    if options.threads is None:
+        return share
+    return CoreShare(
+        threads=options.threads, cpus=share.cpus, summary=f"{options.threads} update threads"
+    )

@@ -6,6 +6,7 @@ It composes; each part does its own work. Both public faces (`forebay.offload` a
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -18,9 +19,11 @@ from forebay.engine.barrier import FAILED_HINT, Barrier
 from forebay.engine.build import (
     accumulation_for,
     build_units,
+    core_share,
     move_the_rest,
     place,
     refuse_what_does_not_fit,
+    ring_maker,
 )
 from forebay.engine.collector import Collector, hook_of
 from forebay.engine.executor import Executor
@@ -32,28 +35,32 @@ from forebay.engine.room import DeviceRoom
 from forebay.engine.step import StepOutcome, Stepper
 from forebay.engine.streamer import Streamer
 from forebay.engine.unit import NanSource
-from forebay.errors import ForebayError, TransferError, UnsupportedError
-from forebay.hardware.affinity import CoreShare, Topology
+from forebay.errors import (
+    BudgetError,
+    ForebayError,
+    ForebayWarning,
+    TransferError,
+    UnsupportedError,
+)
 from forebay.hardware.limits import SwapWatch
 from forebay.links.lanes import Lanes
 from forebay.links.observer import Moment
 from forebay.model.inspect import inspect_model
 from forebay.optim.device_math import HostMath, cuda_math
 from forebay.optim.rule import AdamRule
-from forebay.plan.memory import backlog_bytes, ring_bytes
+from forebay.plan.memory import backlog_bytes
 from forebay.plan.placement import Accumulation
 from forebay.plan.program import build_program
-from forebay.tiers.host import HostArena, PageLocking
-from forebay.tiers.ledger import Ledger, Role, Tier
+from forebay.tiers.host import PageLocking
+from forebay.tiers.ledger import Ledger, Tier
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from torch import nn
 
     from forebay.engine.record import ParamRecord
     from forebay.model.inspect import InspectedModel
-    from forebay.plan.placement import Placement
     from forebay.plan.program import Program
 
 __all__ = ["Engine"]
@@ -91,6 +98,8 @@ class Engine:
         self.groups = groups
         self.clip_norm = options.clip_norm
         self.skipped_steps = 0
+        # Backwards per update whose sums do not fit; they are made one by one, or refused.
+        self._too_many = 0
         self.last_outcome: StepOutcome | None = None
         self._swap = SwapWatch()
         for group in groups:
@@ -146,14 +155,14 @@ class Engine:
         if options.page_lock and device.type != "cpu":
             locking = PageLocking(self.accelerator.copy_engine(core))
         memory = PartMemory(device=device, ledger=self.ledger, page_locking=locking)
-        self.cores = _cores(options)
+        self.cores = core_share(options)
         self.units = build_units(inspected, placement=self.placement, memory=memory)
         move_the_rest(self.module, trained=inspected.params, device=device, cast_to=options.cast_to)
         self.lanes = Lanes(
             core,
             accelerator=self.accelerator,
             cores=self.cores,
-            make_ring=_ring_maker(self.placement, memory),
+            make_ring=ring_maker(self.placement, memory=memory),
             backlog_bytes=backlog_bytes(self.placement),
             fault=options.fault,
         )
@@ -239,8 +248,7 @@ class Engine:
         self._room.observe()
         self.last_outcome = outcome
         self.skipped_steps += not outcome.applied
-        if self.collector.window.learned > self.placement.backwards_per_update:
-            self.expect_backwards(self.collector.window.learned)
+        self._plan_learned_sums()
         if self.options.timing is Timing.SYNCHRONOUS:
             self.synchronize()
         else:
@@ -267,6 +275,20 @@ class Engine:
             if foreign:
                 raise TransferError(f"the step failed: {error}", hint=FAILED_HINT) from error
             raise
+
+    def _plan_learned_sums(self) -> None:
+        learned = self.collector.window.learned
+        if learned <= max(self.placement.backwards_per_update, self._too_many):
+            return
+        try:
+            self.expect_backwards(learned)
+        except BudgetError as error:
+            self._too_many = learned
+            warnings.warn(
+                f"{learned} backwards per update cannot be planned for: {error}",
+                ForebayWarning,
+                stacklevel=4,
+            )
 
     def expect_backwards(self, count: int) -> None:
         """Plan for `count` backwards per update from the next window on; legal between windows.
@@ -365,30 +387,6 @@ class Engine:
             for unit in self.units:
                 for part in unit.parts:
                     part.close()
-
-
-def _ring_maker(placement: Placement, memory: PartMemory) -> Callable[[], HostArena]:
-    """Makes the ring's memory; no reference to the engine, which must be free to die."""
-
-    def _make() -> HostArena:
-        return HostArena(
-            ring_bytes(placement),
-            ledger=memory.ledger,
-            role=Role.STAGING,
-            what="gradients on their way to fp32 sums",
-            page_locking=memory.page_locking,
-        )
-
-    return _make
-
-
-def _cores(options: EngineOptions) -> CoreShare:
-    share = Topology.read().share()
-    if options.threads is None:
-        return share
-    return CoreShare(
-        threads=options.threads, cpus=share.cpus, summary=f"{options.threads} update threads"
-    )
 
 
 def _refuse_mixed_directions(groups: list[dict[str, Any]]) -> None:

@@ -152,7 +152,7 @@ class Window:
 
     def reset(self) -> None:
         """Begin a new window."""
-        if self.boundary is None:
+        if self.boundary is None and not self._spoiled:
             self.learned = max(self.learned, self.backwards)
         self.backwards = 0
         self.boundary = None
