@@ -226,8 +226,10 @@ def move_the_rest(
         if id(param) not in known:
             cast = cast_to is not None and param.dtype is torch.float32
             left_bytes = _host_bytes([param])
-            moved = param.data.to(device, cast_to if cast else param.dtype)
-            if moved is not param.data:
+            here = param.data
+            moved = here.to(device, cast_to if cast else param.dtype)
+            if moved is not here:
+                del here
                 param.data = moved
                 heap.freed(left_bytes)
     for buffer in model.buffers():
