@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from house.pages import blocks
+
 
 class Run(NamedTuple):
     """Cheap: the test runs it in an empty folder and wants exit code 0.
@@ -38,11 +40,22 @@ class Covered(NamedTuple):
     test: str
 
 
+_NOTES = "".join(f"{number} bottles of beer on the wall\n" for number in range(999, 0, -1))
+
+
+def _first_block(page: str, language: str) -> str:
+    return next(block.text for block in blocks(language) if block.page == page)
+
+
 COMMANDS: dict[str, Run | ContinuousIntegration | Covered] = {
+    "forebay train --model model.json --data notes.txt --output runs/notes --steps 20": Run(
+        files=(("model.json", _first_block("docs/index.md", "json")), ("notes.txt", _NOTES))
+    ),
     "bash .ci/run": ContinuousIntegration("setup"),
     "make check": ContinuousIntegration("lint"),
     "make demo": Covered("tests/cli/test_demo.py::test_demo_in_small"),
     "make test": ContinuousIntegration("test"),
+    "pip install .": Covered("tests/house/test_wheel.py::test_wheel_is_whole"),
     "python tools/cli_reference.py": Covered(
         "tests/house/test_generated.py::test_command_line_page_is_current"
     ),
