@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         >>> main(["--version"])  # doctest: +SKIP
         0
     """
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    words = _with_auto(sys.argv[1:] if arguments is None else arguments)
     if not words:
         app(args=["--help"], prog_name="forebay", standalone_mode=False)
         return _MISUSED
@@ -105,6 +105,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _say("ended", f"{signal.Signals(number).name} before the first step; nothing was trained")
         return 128 + int(number)
     return code if isinstance(code, int) else 0
+
+
+def _with_auto(words: Sequence[str]) -> list[str]:
+    """`--resume` alone means `--resume auto`, which typer's options cannot say."""
+    found: list[str] = []
+    for word, following in zip(words, [*words[1:], "--"], strict=True):
+        found.append(word)
+        if word == "--resume" and following.startswith("-"):
+            found.append("auto")
+    return found
 
 
 def _usage_errors() -> Any:

@@ -13,6 +13,7 @@ from forebay.train.options import (
     GradientCheckpointing,
     Offload,
     Packing,
+    SaveEvery,
     Schedule,
     TrainOptions,
 )
@@ -80,7 +81,18 @@ _EvalEvery = Annotated[
     int | None, _option("Updates between evaluations. Default: a fifth of the run.")
 ]
 _SaveEvery = Annotated[
-    int | None, _option("Updates between saves of the model. Default: at the end.")
+    str | None,
+    _option(
+        "Updates (100) or time (30min) between checkpoints. Default: when the run ends.",
+        metavar="STEPS|MINUTES",
+    ),
+]
+_Resume = Annotated[
+    str | None,
+    _option(
+        "Go on from a checkpoint; alone or as auto: from the newest in --output, if there is one.",
+        metavar="[auto|PATH]",
+    ),
 ]
 _Seed = Annotated[int, _option("Of weights from scratch, order, held-out rows and dropout.")]
 _Checkpointing = Annotated[
@@ -114,6 +126,7 @@ def train(  # noqa: PLR0913 - one parameter an option
     eval_fraction: _EvalFraction = None,
     eval_every: _EvalEvery = None,
     save_every: _SaveEvery = None,
+    resume: _Resume = None,
     seed: _Seed = 0,
     gradient_checkpointing: _Checkpointing = False,
     device: _Device = "auto",
@@ -145,7 +158,8 @@ def _run(values: dict[str, Any]) -> int:
 
 def _options(values: dict[str, Any]) -> TrainOptions:
     """Turns flags into what they stand for; the other options are fields under the same name."""
-    pack = values.pop("pack")
+    pack, overwrite = values.pop("pack"), values.pop("overwrite")
+    save_every = values.pop("save_every")
     return TrainOptions(
         data=tuple(values.pop("data")),
         overrides=tuple(values.pop("overrides") or ()),
@@ -157,7 +171,12 @@ def _options(values: dict[str, Any]) -> TrainOptions:
             else GradientCheckpointing.OFF
         ),
         existing_output=(
-            ExistingOutput.OVERWRITE if values.pop("overwrite") else ExistingOutput.REFUSE
+            ExistingOutput.OVERWRITE
+            if overwrite
+            else ExistingOutput.REFUSE
+            if values["resume"] is None
+            else ExistingOutput.RESUME
         ),
+        save_every=None if save_every is None else SaveEvery.parse(str(save_every)),
         **values,
     )

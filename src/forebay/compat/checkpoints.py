@@ -189,14 +189,34 @@ class Checkpoints:
         Raises:
             CheckpointError: It is missing, damaged or another model's; nothing was changed.
         """
-        self.wait_for_checkpoint()
-        folder = CheckpointFolder(Path(load_dir), disk=RealDisk())
-        found = folder.find(tag)
+        found = CheckpointFolder(Path(load_dir), disk=RealDisk()).find(tag)
         if found is None:
             _log.warning(
                 "no checkpoint was loaded: there is no file 'latest' in %s; give a tag", load_dir
             )
             return None, None
+        client_state = self.load_folder(
+            found,
+            load_module_strict=load_module_strict,
+            load_optimizer_states=load_optimizer_states,
+            load_lr_scheduler_states=load_lr_scheduler_states,
+            load_module_only=load_module_only,
+            custom_load_fn=custom_load_fn,
+        )
+        return str(found), client_state
+
+    def load_folder(
+        self,
+        found: Path,
+        *,
+        load_module_strict: bool = True,
+        load_optimizer_states: bool = True,
+        load_lr_scheduler_states: bool = True,
+        load_module_only: bool = False,
+        custom_load_fn: Callable[..., Any] | None = None,
+    ) -> dict[str, Any]:
+        """`load_checkpoint` for a checkpoint's own folder; returns its client_state."""
+        self.wait_for_checkpoint()
         everything = load_optimizer_states and not load_module_only
         scheduler = self._steps.scheduler if load_lr_scheduler_states else None
         with Checkpoint(found) as checkpoint:
@@ -219,7 +239,7 @@ class Checkpoints:
             if scheduler is not None and manifest.scheduler is not None:
                 scheduler.load_state_dict(manifest.scheduler)
             self.loaded_data = manifest.data
-        return str(found), manifest.client_state
+        return manifest.client_state
 
     def _check_schedule(self, manifest: Manifest, *, is_wanted: bool) -> None:
         """Refuse a schedule that cannot go on, while nothing is changed yet."""

@@ -17,6 +17,7 @@ from forebay.train.options import (
     GradientCheckpointing,
     Offload,
     Packing,
+    SaveEvery,
     Schedule,
     TrainOptions,
 )
@@ -26,6 +27,7 @@ __all__ = [
     "GradientCheckpointing",
     "Offload",
     "Packing",
+    "SaveEvery",
     "Schedule",
     "TrainOptions",
 ]

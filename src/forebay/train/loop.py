@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from forebay.data.batches import Batches, Window
     from forebay.train.signals import StopSignals
 
-__all__ = ["Engine", "Loop", "Reporter"]
+__all__ = ["Engine", "Loop", "Reporter", "Silent"]
 
 
 _DIVERGED: Final = "lower --lr, lengthen --warmup-steps, or train in bfloat16 or float32"
@@ -78,6 +78,16 @@ class Reporter(Protocol):
         """The held-out rows were evaluated."""
 
 
+class Silent:
+    """Reports nothing."""
+
+    def step(self, record: StepRecord) -> None:
+        """An update was made, or skipped."""
+
+    def evaluation(self, record: EvalRecord) -> None:
+        """The held-out rows were evaluated."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Loop:
     """Trains until the last step or until asked to stop.
@@ -90,16 +100,18 @@ class Loop:
         total_steps: Updates to make.
         eval_every: Updates between evaluations.
         save_every: Updates between saves; None saves none.
+        save_seconds: Seconds between saves; None saves none.
         most_skips: Skipped updates in a row that end the run; None for no bound, where a loss
             scale is looking for its value.
         router_weight: Weight of a mixture of experts' own loss.
         reporter: Where figures go.
         stop: Asked after every update.
-        save: Saves the model.
+        save: Saves a checkpoint and the model.
         position: The next row.
         steps_done: Updates made, skipped ones included.
         tokens_done: Tokens trained on, padding left out.
         skips_in_a_row: Updates skipped since the last one that was applied.
+        last_save: When the last save (or the run) began.
     """
 
     engine: Engine
@@ -118,6 +130,8 @@ class Loop:
     steps_done: int = 0
     tokens_done: int = 0
     skips_in_a_row: int = 0
+    save_seconds: float | None = None
+    last_save: float = field(default_factory=time.monotonic)
 
     def run(self) -> None:
         """Train; `steps_done` and `position` say how far it came.
@@ -126,7 +140,9 @@ class Loop:
             GradientError: A loss is not finite; the weights are those of the last update.
             BudgetError: The device's memory ran out.
         """
-        self._evaluate()
+        # A run that goes on was evaluated where it stopped only if an uninterrupted one is.
+        if self.steps_done == 0 or self.steps_done % self.eval_every == 0:
+            self._evaluate()
         while self.steps_done < self.total_steps and not self.stop.is_requested():
             self._one_step()
             ended = self.steps_done == self.total_steps
@@ -134,8 +150,14 @@ class Loop:
                 break
             if ended or self.steps_done % self.eval_every == 0:
                 self._evaluate()
-            if self.save_every and self.steps_done % self.save_every == 0 and not ended:
+            if not ended and self._is_save_due():
+                self.last_save = time.monotonic()
                 self.save()
+
+    def _is_save_due(self) -> bool:
+        if self.save_seconds is not None:
+            return time.monotonic() - self.last_save >= self.save_seconds
+        return self.save_every is not None and self.steps_done % self.save_every == 0
 
     def _one_step(self) -> None:
         began = time.monotonic()

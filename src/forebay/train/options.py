@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from forebay.errors import ConfigError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+# Updates, or minutes with their unit.
+_SAVE_EVERY: Final = re.compile(r"(-?\d+(?:\.\d+)?)\s*(min|minutes?|m)?")
+
 __all__ = [
     "ExistingOutput",
     "GradientCheckpointing",
     "Offload",
     "Packing",
+    "SaveEvery",
     "Schedule",
     "TrainOptions",
 ]
@@ -60,6 +65,47 @@ class ExistingOutput(Enum):
     REFUSE = "refuse"
     OVERWRITE = "overwrite"
     """A former run's files are replaced; a folder with anything else in it is still refused."""
+    RESUME = "resume"
+    """A former run goes on; a folder with anything else in it is still refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class SaveEvery:
+    """How often a checkpoint is saved: by updates or by time.
+
+    Attributes:
+        steps: Updates between two, or None.
+        seconds: Seconds between two, or None.
+    """
+
+    steps: int | None = None
+    seconds: float | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> SaveEvery:
+        """Read "100" (updates) or "30min".
+
+        Raises:
+            ConfigError: It is neither, or not positive.
+
+        Example:
+            >>> SaveEvery.parse("30min")
+            SaveEvery(steps=None, seconds=1800.0)
+        """
+        found = _SAVE_EVERY.fullmatch(text.strip())
+        if found is None:
+            raise ConfigError(
+                f'cannot read --save-every "{text}"', hint="--save-every 100, or --save-every 30min"
+            )
+        number, unit = found.groups()
+        if unit:
+            if not float(number):
+                raise ConfigError(f"--save-every {text} is no time", hint="--save-every 30min")
+            return cls(seconds=float(number) * 60)
+        if "." in number:
+            raise ConfigError(f"--save-every {text} is no number of updates", hint="--save-every 1")
+        _at_least(1, {"--save-every": int(number)})
+        return cls(steps=int(number))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +133,10 @@ class TrainOptions:
         warmup_steps: Updates of warm-up; None is a twentieth of the run.
         eval_fraction: Share of the rows held out; None is 2%, at most 256 rows.
         eval_every: Updates between evaluations; None is a fifth of the run.
-        save_every: Updates between saves of the model; None saves at the end alone.
+        save_every: How often a checkpoint and the model are saved; None saves when the run ends
+            alone.
+        resume: Go on from a checkpoint: its path, or "auto" for the newest complete one in the
+            output folder, which may have none yet. None starts anew.
         seed: Of weights made from scratch, order, held-out rows and dropout.
         gradient_checkpointing: Whether activations are computed again.
         device: "auto", "cpu", "cuda" or "cuda:1".
@@ -113,7 +162,8 @@ class TrainOptions:
     warmup_steps: int | None = None
     eval_fraction: float | None = None
     eval_every: int | None = None
-    save_every: int | None = None
+    save_every: SaveEvery | None = None
+    resume: str | None = None
     seed: int = 0
     gradient_checkpointing: GradientCheckpointing = GradientCheckpointing.OFF
     device: str = "auto"
@@ -129,13 +179,17 @@ class TrainOptions:
             raise ConfigError("no data is given", hint="--data FILE, as often as needed")
         _at_least(1, {"--steps": self.steps, "--batch-size": self.batch_size})
         _at_least(1, {"--accumulation": self.accumulation, "--eval-every": self.eval_every})
-        _at_least(1, {"--save-every": self.save_every})
         _at_least(2, {"--sequence-length": self.sequence_length})
         _at_least(0, {"--warmup-steps": self.warmup_steps})
         if self.steps is not None and self.epochs is not None:
             raise ConfigError(
                 f"--steps {self.steps} and --epochs {self.epochs:g} both set the length of the run",
                 hint="give one of them",
+            )
+        if self.resume is not None and self.existing_output is ExistingOutput.OVERWRITE:
+            raise ConfigError(
+                "--resume goes on with a former run and --overwrite replaces it",
+                hint="leave one of them out",
             )
         if self.epochs is not None and not 0 < self.epochs < float("inf"):
             raise ConfigError(f"--epochs must be above 0, got {self.epochs:g}", hint="--epochs 1")

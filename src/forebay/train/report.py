@@ -45,7 +45,7 @@ class RunReporter:
 
     Args:
         console: Writes to stderr; a quiet one shows nothing.
-        metrics: File of JSON lines, made anew.
+        metrics: File of JSON lines, gone on with.
         tensorboard: Folder of event files, or None.
         total_steps: Updates in the run.
         every: Updates between lines where stderr is no terminal; None chooses.
@@ -70,7 +70,7 @@ class RunReporter:
         self._total_steps = total_steps
         self._every = every or max(1, total_steps // _LINES)
         self._memory = memory
-        self._file = metrics.open("w", encoding="utf-8")
+        self._file = metrics.open("a", encoding="utf-8")
         self._events = _open_events(tensorboard, console)
         self._recent: deque[float] = deque(maxlen=_RECENT)
         self.losses: list[float] = []
@@ -107,6 +107,14 @@ class RunReporter:
     def say(self, text: str) -> None:
         """Show one line above the progress bar."""
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def remember(self, kept: Iterable[dict[str, Any]]) -> None:
+        """Take over the lines of metrics of the run that goes on."""
+        for record in kept:
+            if "eval_loss" in record:
+                self.eval_losses.append((record["step"], record["eval_loss"]))
+            else:
+                self.losses[1:] = [record["loss"]]
 
     def close(self) -> None:
         """End the progress bar and close the files. Idempotent."""

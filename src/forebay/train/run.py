@@ -21,8 +21,9 @@ from forebay.data.batches import Batches, BatchShape
 from forebay.data.sources import open_files
 from forebay.errors import ForebayError
 from forebay.train.corpus import Corpus, load_corpus, sequence_length
-from forebay.train.loop import Loop
+from forebay.train.loop import Loop, Silent
 from forebay.train.model import ModelSource, choose_device
+from forebay.train.options import SaveEvery
 from forebay.train.records import Summary
 from forebay.train.report import (
     RunReporter,
@@ -31,6 +32,7 @@ from forebay.train.report import (
     memory_lines,
     summary_lines,
 )
+from forebay.train.resume import data_state, find_checkpoints, load_first, set_position
 from forebay.train.save import RunFolder
 from forebay.train.settings import Settings
 from forebay.train.signals import StopSignals
@@ -143,12 +145,18 @@ def _train(plan: _Plan, engine: Any, *, stop: StopSignals, console: Console) -> 
     _say(console, f"\n{plan.source.kind}: {count:,} trainable parameters on {plan.device}")
     for line in memory_lines(tiers):
         _say(console, line)
-    plan.folder.begin(plan.config.as_json())
 
     def save() -> None:
         engine.synchronize()
         plan.folder.save_model(engine.module, plan.corpus.tokenizer)
 
+    def save_both() -> None:
+        engine.checkpoints.data = data_state(loop, seed=plan.options.seed, store=plan.corpus.store)
+        engine.save_checkpoint(plan.folder.checkpoints)
+        save()
+
+    loop = _loop(plan, engine, stop=stop, save=save_both)
+    former = _resume(plan, engine, loop=loop, console=console)
     reporter = RunReporter(
         console,
         metrics=plan.folder.metrics,
@@ -157,8 +165,9 @@ def _train(plan: _Plan, engine: Any, *, stop: StopSignals, console: Console) -> 
         every=plan.config.steps_per_print,
         memory=lambda: bytes_by_tier(engine.ledger.table()),
     )
+    reporter.remember(former)
+    loop.reporter = reporter
     with reporter:
-        loop = _loop(plan, engine, reporter=reporter, stop=stop, save=save)
         began = time.monotonic()
         stop.defer()
         try:
@@ -170,7 +179,11 @@ def _train(plan: _Plan, engine: Any, *, stop: StopSignals, console: Console) -> 
             error.add_note(_rescue(plan, loop=loop, save=save))
             raise
         seconds = time.monotonic() - began
-        save()
+        if stop.is_requested() or plan.options.save_every is not None:
+            save_both()
+        else:
+            save()
+        engine.wait_for_checkpoint()
     summary = _summary(plan, engine, loop=loop, reporter=reporter, seconds=seconds)
     plan.folder.write_summary(summary.as_dict())
     for line in ("", *summary_lines(summary)):
@@ -182,11 +195,11 @@ def _loop(
     plan: _Plan,
     engine: Any,
     *,
-    reporter: RunReporter,
     stop: StopSignals,
     save: Callable[[], None],
 ) -> Loop:
     options, corpus = plan.options, plan.corpus
+    every = options.save_every or SaveEvery()
     held_out = None
     if len(corpus.held_out):
         held_out = _batches(corpus, corpus.held_out, shape=plan.batches.shape, seed=options.seed)
@@ -197,13 +210,38 @@ def _loop(
         device=plan.device,
         total_steps=plan.total_steps,
         eval_every=options.eval_every or math.ceil(plan.total_steps / _EVALUATIONS),
-        save_every=options.save_every,
+        save_every=every.steps,
+        save_seconds=every.seconds,
         most_skips=None if plan.config.precision.loss_scale else _MOST_SKIPS,
         router_weight=float(getattr(plan.source.config, "router_aux_loss_coef", None) or 0.0),
-        reporter=reporter,
+        reporter=Silent(),
         stop=stop,
         save=save,
     )
+
+
+def _resume(plan: _Plan, engine: Any, *, loop: Loop, console: Console) -> list[dict[str, Any]]:
+    """Load what the options name and put the loop there; returns the metrics that stay."""
+    config, options = plan.config.as_json(), plan.options
+    loaded = None
+    if options.resume is not None:
+        paths = find_checkpoints(options.resume, folder=plan.folder.checkpoints)
+        loaded = load_first(engine, paths, say=lambda line: _say(console, line))
+    if loaded is None:
+        if options.resume is not None:
+            _say(console, "no checkpoint to go on from: the run starts anew")
+        plan.folder.begin(config)
+        return []
+    set_position(
+        loop,
+        engine.checkpoints.loaded_data,
+        seed=options.seed,
+        store=plan.corpus.store,
+        steps=engine.global_steps,
+    )
+    _say(console, f"going on after {loop.steps_done} updates, from {loaded}")
+    again = loop.steps_done % loop.eval_every == 0
+    return plan.folder.go_on(config, steps=loop.steps_done, is_evaluated_again=again)
 
 
 def _rescue(plan: _Plan, *, loop: Loop, save: Callable[[], None]) -> str:

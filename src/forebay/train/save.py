@@ -5,6 +5,7 @@ metrics.jsonl          one line per update or evaluation
 summary.json           how the run ended
 tensorboard/           the same figures for TensorBoard
 model/                 what AutoModelForCausalLM.from_pretrained loads
+checkpoints/           what --resume goes on from, a folder each
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from safetensors import SafetensorError
 
+from forebay.checkpoint.locate import CHECKPOINTS
 from forebay.errors import ConfigError, TransferError
 from forebay.train.options import ExistingOutput
 from forebay.units_of_measure import format_bytes
@@ -35,7 +37,19 @@ _TENSORBOARD: Final = "tensorboard"
 _MODEL: Final = "model"
 _PARTIAL: Final = ".model.partial"
 _REPLACED: Final = ".model.replaced"
-_OURS: Final = frozenset({_CONFIG, _METRICS, _SUMMARY, _TENSORBOARD, _MODEL, _PARTIAL, _REPLACED})
+_OURS: Final = frozenset(
+    {
+        _CONFIG,
+        _METRICS,
+        _SUMMARY,
+        _TENSORBOARD,
+        _MODEL,
+        _PARTIAL,
+        _REPLACED,
+        CHECKPOINTS,
+        *(f".{name}.partial" for name in (_CONFIG, _METRICS, _SUMMARY)),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +90,35 @@ class RunFolder:
         """
         for name in (_METRICS, _SUMMARY):
             (self.path / name).unlink(missing_ok=True)
-        shutil.rmtree(self.path / _TENSORBOARD, ignore_errors=True)
+        for name in (_TENSORBOARD, CHECKPOINTS):
+            shutil.rmtree(self.path / name, ignore_errors=True)
         self._write(_CONFIG, config)
+
+    def go_on(self, config: str, *, steps: int, is_evaluated_again: bool) -> list[dict[str, Any]]:
+        """Keep of a former run what was before an update, and write the configuration.
+
+        Args:
+            config: The resolved configuration.
+            steps: Updates that the checkpoint has.
+            is_evaluated_again: Whether the evaluation after the last of them comes again.
+
+        Returns:
+            The lines of metrics that stay.
+        """
+        (self.path / _SUMMARY).unlink(missing_ok=True)
+        kept = []
+        if self.metrics.exists():
+            for line in self.metrics.read_text(encoding="utf-8").splitlines():
+                try:
+                    record = json.loads(line)
+                except ValueError:
+                    continue  # torn by a kill
+                last = steps - (1 if "eval_loss" in record and is_evaluated_again else 0)
+                if record["step"] <= last:
+                    kept.append(record)
+        self._write(_METRICS, "".join(json.dumps(record) + "\n" for record in kept))
+        self._write(_CONFIG, config)
+        return kept
 
     @property
     def metrics(self) -> Path:
@@ -88,6 +129,11 @@ class RunFolder:
     def tensorboard(self) -> Path:
         """A folder of event files."""
         return self.path / _TENSORBOARD
+
+    @property
+    def checkpoints(self) -> Path:
+        """A folder of checkpoints."""
+        return self.path / CHECKPOINTS
 
     @property
     def model(self) -> Path:
@@ -155,13 +201,13 @@ def _refuse_contents(path: Path, *, found: set[str], existing: ExistingOutput) -
     if existing is ExistingOutput.REFUSE:
         raise ConfigError(
             f"the output folder {path} is not empty ({len(found)} entries)",
-            hint="choose another --output, or --overwrite a former run",
+            hint="choose another --output, --resume the run in it, or --overwrite it",
         )
     strangers = sorted(found - _OURS)
     if strangers:
         raise ConfigError(
             f"the output folder {path} holds {strangers[0]}, which no run of forebay wrote",
-            hint="--overwrite replaces a former run alone; choose another --output",
+            hint="only a former run can be replaced or go on; choose another --output",
         )
 
 

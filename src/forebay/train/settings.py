@@ -147,7 +147,8 @@ def _made(options: TrainOptions) -> dict[str, Any]:
         "zero_optimization": {
             "stage": 2,
             "offload_optimizer": {"device": offload.value},
-        }
+        },
+        "forebay": {"keep_checkpoints": 2},
     }
 
 
