@@ -108,7 +108,7 @@ def _offloaded(windows, options, dtype):
         return [*seen, *weights(model).values(), *moments]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(_WINDOW, min_size=1, max_size=4), st.booleans())
 def test_every_place_gives_the_same_bits(windows, is_half):
     dtype = torch.bfloat16 if is_half else torch.float32
@@ -119,7 +119,7 @@ def test_every_place_gives_the_same_bits(windows, is_half):
             assert torch.equal(left, right) or bool(left.isnan().all() and right.isnan().all())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(_WINDOW, min_size=1, max_size=4))
 def test_plain_torch_does_the_same(windows):
     plain, model = mlp(), mlp()

@@ -349,6 +349,7 @@ def test_step_inside_backward_is_refused():
         optimizer.step()
 
 
+@pytest.mark.filterwarnings("ignore:Using backward:UserWarning")
 def test_create_graph_is_refused():
     model = mlp()
     with offloaded(model) as optimizer:
