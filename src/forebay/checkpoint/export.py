@@ -32,7 +32,7 @@ EXPORT_DTYPES: Final = {"bf16": "BF16", "fp16": "F16", "fp32": "F32"}
 _TORCH_NAMES: Final = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 # transformers' own size of a file.
 _FILE_BYTES: Final = 5_000_000_000
-_BLOCKS: Final = 6
+_BLOCKS: Final = 3
 _KEPT: Final = frozenset({"F64", "F32", "F16", "BF16"})
 
 

@@ -13,6 +13,7 @@ from forebay.checkpoint.disk import RealDisk
 from forebay.checkpoint.folder import CheckpointFolder
 from forebay.checkpoint.reader import Checkpoint
 from forebay.engine.custom_load import load_by_hand
+from forebay.engine.import_state import import_torch_state
 from forebay.engine.restore import Scope, match, restore
 from forebay.engine.saving import CheckpointSaver, Latest, SaveRequest, SaveTiming
 from forebay.engine.sixteen_bit import save_sixteen_bit
@@ -240,6 +241,25 @@ class Checkpoints:
                 scheduler.load_state_dict(manifest.scheduler)
             self.loaded_data = manifest.data
         return manifest.client_state
+
+    def import_torch_state(
+        self, model: dict[str, Any], optimizer: dict[str, Any] | None = None
+    ) -> None:
+        """Go on from a plain PyTorch or Hugging Face training state.
+
+        Args:
+            model: `model.state_dict()`; float32 values become the masters, exactly.
+            optimizer: `state_dict()` of torch's Adam or AdamW over the same groups.
+
+        Raises:
+            CheckpointError: Names, shapes or groups differ; nothing was changed.
+        """
+        self.wait_for_checkpoint()
+        import_torch_state(
+            self._core, self._optimizer, model_state=model, optimizer_state=optimizer
+        )
+        self._optimizer.show_steps()
+        self._steps.discard()
 
     def _check_schedule(self, manifest: Manifest, *, is_wanted: bool) -> None:
         """Refuse a schedule that cannot go on, while nothing is changed yet."""

@@ -82,6 +82,7 @@ class TrainingEngine:
         self.checkpoints = saved
         self.save_checkpoint, self.load_checkpoint = saved.save_checkpoint, saved.load_checkpoint
         self.wait_for_checkpoint = saved.wait_for_checkpoint
+        self.import_torch_state = saved.import_torch_state
         self.save_16bit_model = self.save_fp16_model = saved.save_16bit_model
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from forebay.engine.record import ParamRecord
     from forebay.optim.loss_scale import LossScale
 
-__all__ = ["Match", "Scope", "match", "restore"]
+__all__ = ["Match", "Scope", "match", "restore", "write_master"]
 
 # 4 MiB of fp32; splitting takes some 24 bytes of temporary memory per element.
 _PIECE: Final = 1 << 20
@@ -240,7 +240,7 @@ def _restore_record(
     for start in range(0, slot.elements, _PIECE):
         end = min(start + _PIECE, slot.elements)
         master = checkpoint.read(entry, role, start, end).float()
-        _write_master(record, start, master)
+        write_master(record, start, master)
         if scope is Scope.EVERYTHING:
             here = slice(slot.offset + start, slot.offset + end)
             part.exp_avg[here] = checkpoint.read(entry, Role.EXP_AVG, start, end)
@@ -253,7 +253,7 @@ def _restore_record(
     record.rebase()
 
 
-def _write_master(record: ParamRecord, start: int, master: torch.Tensor) -> None:
+def write_master(record: ParamRecord, start: int, master: torch.Tensor) -> None:
     """The fp32 master, in whatever form it is kept, and the working weight: it, rounded."""
     part = record.part
     here = slice(record.slot.offset + start, record.slot.offset + start + master.numel())
