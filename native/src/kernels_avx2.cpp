@@ -10,6 +10,7 @@
 
 #define FOREBAY_LEVEL "avx2"
 #define FOREBAY_F16C 1
+#define FOREBAY_NARROWS 0
 
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx2,f16c"))), apply_to = function)

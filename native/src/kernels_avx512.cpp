@@ -10,6 +10,7 @@
 
 #define FOREBAY_LEVEL "avx512"
 #define FOREBAY_F16C 1
+#define FOREBAY_NARROWS 1
 
 #if defined(__clang__)
 #pragma clang attribute push( \

@@ -7,6 +7,7 @@
 
 #define FOREBAY_LEVEL "baseline"
 #define FOREBAY_F16C 0
+#define FOREBAY_NARROWS 0
 
 namespace forebay {
 

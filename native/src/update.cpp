@@ -230,6 +230,11 @@ void UpdatePass::run_split(const KernelTable& table, const UpdateRun& run) const
     const std::byte* from = gradient_of(run);
     const std::size_t grad_item = item_bytes(part_.grad_dtype);
     const std::size_t total = run.end - run.begin;
+    if (part_.grad_dtype == DType::bfloat16 && table.adam_split != nullptr) {
+        table.adam_split(hyper, request_.scale, reinterpret_cast<const std::uint16_t*>(from), high,
+                         low, average, average_sq, total);
+        return;
+    }
     for (std::size_t start = 0; start < total; start += kTile) {
         const std::size_t count = std::min(kTile, total - start);
         load_as_float(table, part_.grad_dtype, from + start * grad_item, gradient, count);

@@ -27,6 +27,9 @@ struct KernelTable {
     // One Adam step over p, m, v in place; g is multiplied by scale first.
     void (*adam)(const Hyper& hyper, float scale, const float* g, float* p, float* m, float* v,
                  std::size_t count);
+    // The same over a split master, with a bf16 gradient; null where apart is faster.
+    void (*adam_split)(const Hyper& hyper, float scale, const std::uint16_t* g, std::uint16_t* high,
+                       std::uint16_t* low, float* m, float* v, std::size_t count);
     void (*add)(const float* source, float* accumulator, std::size_t count);
     // One block of kTreeBlock values, halved until one is left; `square_block` squares first, and
     // meanwhile has `ahead_bytes` of `ahead` brought into the cache.
