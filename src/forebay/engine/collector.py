@@ -187,6 +187,12 @@ class Collector:
                 f"{record.label} has a gradient of layout {addend.layout}",
                 hint="build the embedding with sparse=False",
             )
+        if tuple(addend.shape) != record.slot.shape:
+            raise UnsupportedError(
+                f"{record.label} has a gradient of shape {tuple(addend.shape)}, but was of shape "
+                f"{record.slot.shape} when forebay took over",
+                hint="resize embeddings and replace weights before forebay takes over",
+            )
         home = record.part
         if addend.dtype is not home.dtype or addend.device != home.weights.device:
             raise UnsupportedError(

@@ -2,6 +2,11 @@
 
 One flat space of elements for every role (`model.layout`). It allocates and gives views; it
 moves nothing.
+
+[Note: storages] A parameter's weight is a tensor over the part's memory whose storage begins and
+ends with it (through DLPack, which keeps the memory alive). Savers look at storages: safetensors'
+`save_model` refuses tied weights that do not fill theirs, `torch.save` of one parameter would
+write its whole unit, and `save_pretrained` would copy every weight first.
 """
 
 from __future__ import annotations
@@ -11,6 +16,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils.dlpack import from_dlpack
 
 from forebay.model.layout import ITEM_BYTES
 from forebay.optim.master import join, split
@@ -150,6 +156,7 @@ class PartStorage:
             what=f"weights of {layout.elements} parameters",
         )
         self.weights = self._weights.flat
+        self._own: dict[int, torch.Tensor] = {}
         self.on_host = update is not UpdatePlace.DEVICE
         # Updated on the device last time: what `high` mirrors of the weights is older than they.
         self.high_is_stale = False
@@ -238,8 +245,14 @@ class PartStorage:
             self.spare = None
 
     def weight(self, slot: ParamSlot) -> torch.Tensor:
-        """View of one parameter's working weight, in its shape."""
-        return self.weights[slot.offset : slot.end].view(slot.shape)
+        """One parameter's working weight in its shape; see [Note: storages]."""
+        own = self._own.get(slot.index)
+        if own is None:
+            own = self.view(self.weights, slot)
+            if slot.elements:
+                own = from_dlpack(own)
+            self._own[slot.index] = own
+        return own
 
     def view(self, flat: torch.Tensor, slot: ParamSlot) -> torch.Tensor:
         """One parameter's view of a flat role, in its shape."""
@@ -283,6 +296,7 @@ class PartStorage:
 
     def close(self) -> None:
         """Let go of all memory; the weights live on while parameters view them."""
+        self._own.clear()
         arenas = [*self._state.arenas, self._weights, self._gradient, self.spare]
         for arena in arenas:
             if arena is not None:
