@@ -79,7 +79,7 @@ def engine_for(model: nn.Module, case: dict):
         "train_micro_batch_size_per_gpu": 2,
         "gradient_accumulation_steps": case["micro"],
         "gradient_clipping": 1.0,
-        "bf16": {"enabled": case["dtype"] == "bfloat16"},
+        "bf16": {"enabled": "bfloat16" in (case["dtype"], case.get("cast_to"))},
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},
         "zero_optimization": {"stage": 1, "offload_optimizer": {"device": case["offload"]}},
     }
@@ -89,7 +89,7 @@ def engine_for(model: nn.Module, case: dict):
 def update(engine, case: dict) -> None:
     """One window and its update."""
     for _ in range(case["micro"]):
-        x = torch.randn(2, case["width"]).to(_DTYPES[case["dtype"]])
+        x = torch.randn(2, case["width"]).to(next(engine.module.parameters()).dtype)
         engine.backward(engine(x).float().pow(2).mean())
         engine.step()
 

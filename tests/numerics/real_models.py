@@ -111,8 +111,8 @@ class Router(nn.Module):
         return {"loss": loss, "logits": logits}
 
 
-def _causal(config: transformers.PretrainedConfig) -> nn.Module:
-    return transformers.AutoModelForCausalLM.from_config(config)
+def _causal(config: transformers.PretrainedConfig, **options: str) -> nn.Module:
+    return transformers.AutoModelForCausalLM.from_config(config, **options)
 
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
@@ -125,7 +125,8 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     ),
     # Every expert takes part, so that the loss is a continuous function of the weights.
     "dense_mixtral": lambda: _causal(
-        transformers.MixtralConfig(**_GROUPED, num_local_experts=3, num_experts_per_tok=3)
+        transformers.MixtralConfig(**_GROUPED, num_local_experts=3, num_experts_per_tok=3),
+        experts_implementation="eager",
     ),
     "transformer": Translator,
     "router": Router,

@@ -138,12 +138,17 @@ def test_start_up_needs_a_tenth_more_than_the_model():
     on the host the masters are there in the end, and the peak is no more than that tenth above.
     """
     case = {"dtype": "float32", "width": 1024, "depth": 61, "steps": 0}
-    on_device, on_host = run({**case, "offload": "none"}, case)
+    cast = {**case, "cast_to": "bfloat16"}
+    on_device, on_host, cast_on_host = run({**case, "offload": "none"}, case, cast)
     assert 255e6 <= on_device["model"] <= 257e6
     tenth = 0.1 * on_device["model"]
     assert on_device["start_peak"] - on_device["before"] <= tenth
     assert on_host["start_peak"] - on_host["start"] <= tenth
     assert on_host["start"] - on_host["before"] <= on_host["model"] + tenth
+    # bf16 weights in place of fp32 ones, and fp32 masters: half of the model more.
+    assert (
+        cast_on_host["start_peak"] - cast_on_host["before"] <= 0.5 * cast_on_host["model"] + tenth
+    )
 
 
 class Slow(torch.autograd.Function):

@@ -8,6 +8,7 @@ import itertools
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_model, save_model
 
 import forebay
 from forebay.plan import UpdatePlace
@@ -15,6 +16,7 @@ from numerics.real_models import (
     CHECKPOINTS,
     DEVICE,
     MODELS,
+    VOCABULARY,
     Job,
     build,
     by_initialize,
@@ -217,4 +219,40 @@ def test_an_expert_that_is_never_chosen(name):
         for _ in range(3):
             expected = expected * torch.tensor(1.0 - job.lr * 0.1, dtype=torch.float32)
         assert torch.equal(after[key][expert], expected)
+    optimizer.close()
+
+
+@pytest.mark.parametrize("name", ["llama", "tied_llama"])
+def test_every_weight_has_a_storage_of_its_own(name, tmp_path):
+    """As in a model that nobody took over: savers look at storages, not at tensors."""
+    job = Job(name, dtype=torch.bfloat16)
+    model = build(job)
+    model, optimizer = forebay.offload(
+        model, torch.optim.AdamW(groups_of(model, job), lr=job.lr), device=DEVICE
+    )
+    for closing in (False, True):
+        loss_of(model, tokens(0)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        state = model.state_dict()
+        if closing:
+            optimizer.close()
+        for param in model.parameters():
+            assert param.untyped_storage().nbytes() == param.nbytes
+        save_model(model, tmp_path / "model.safetensors")
+        twin = build(job)
+        load_model(twin, tmp_path / "model.safetensors")
+        for key, value in twin.state_dict().items():
+            assert torch.equal(value, state[key].cpu()), key
+
+
+def test_weights_that_changed_their_shape_are_refused_by_name():
+    job = Job("tied_llama")
+    model = build(job)
+    model, optimizer = forebay.offload(
+        model, torch.optim.AdamW(groups_of(model, job), lr=job.lr), device=DEVICE
+    )
+    model.resize_token_embeddings(VOCABULARY + 3, mean_resizing=False)
+    with pytest.raises(forebay.UnsupportedError, match=r"embed_tokens.* shape \(64, 24\)"):
+        loss_of(model, tokens(0)).backward()
     optimizer.close()
