@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import forebay
+from forebay.compat.estimators import _live
 from forebay.errors import ConfigError
 from forebay.plan.zero_memory import (
     Backwards,
@@ -45,8 +46,6 @@ def _rows(text: str) -> list[tuple[float, float, str]]:
 def test_one_process_is_what_the_engine_places(device, accumulation):
     """The estimate is the allocator's own forecast: the ledger shows the same bytes."""
     model = nn.Sequential(*(nn.Linear(300, 300) for _ in range(6))).bfloat16()
-    from forebay.compat.estimators import _live
-
     size = _live(model)
     backwards = Backwards.ONE if accumulation == 1 else Backwards.SEVERAL
     offload = Offload.OPTIMIZER if device == "cpu" else Offload.NONE
@@ -63,7 +62,8 @@ def test_one_process_is_what_the_engine_places(device, accumulation):
     with engine:
         placed = {"host": 0, "device": 0}
         for _ in range(accumulation):
-            engine.backward(engine(torch.ones(1, 300, dtype=torch.bfloat16)).sum())
+            x = torch.ones(1, 300, dtype=torch.bfloat16, device=engine.device)
+            engine.backward(engine(x).sum())
             engine.step()
         for row in engine.ledger.table():
             placed[row.tier.value] += row.nbytes
@@ -122,8 +122,9 @@ def test_table_of_stage_2(capsys):
         ["offload_optimizer=none,", "several", "backwards"],
     ]
     assert rows[0][0] == pytest.approx(7e9 * 14 / GIB, abs=0.06)
-    # weights, and at most 1 GiB of gradients that wait for the link
-    assert rows[0][1] == pytest.approx(7e9 * 2 / GIB + 1, abs=0.06)
+    # weights, and gradients that wait for the link
+    waiting = rows[0][1] - 7e9 * 2 / GIB
+    assert 0.1 < waiting < 1.1
     assert "1 node with 1 GPU:" in captured.out
     assert "7,000,000,000 parameters" in captured.out
     assert "Several processes" not in captured.out
