@@ -117,7 +117,7 @@ def initialize(
         model, client=client, config=resolved, scheduler=lr_scheduler, collate_fn=collate_fn
     )
     if training_data is not None:
-        engine.training_dataloader = engine.deepspeed_io(training_data, pin_memory=False)
+        engine.training_dataloader = engine.deepspeed_io(training_data)
     return engine, engine.optimizer, engine.training_dataloader, engine.lr_scheduler
 
 
