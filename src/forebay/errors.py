@@ -9,7 +9,8 @@
     |-- PendingWeightError (RuntimeError) a weight was read while its new value was on its way
     |-- EngineClosedError (RuntimeError)  the engine is closed, by the user or by a failure
     |-- TransferError (also OSError)      a copy, disk access or worker failed during an update
-    `-- CheckpointError (also ValueError) a checkpoint is missing, incomplete or not what it says
+    `-- CheckpointError (also ValueError) a checkpoint cannot be written, is missing, incomplete or
+                                          not what it says
 
     ForebayWarning (UserWarning)          said once; training goes on and stays right
 
@@ -78,7 +79,7 @@ class TransferError(ForebayError, OSError):
 
 
 class CheckpointError(ForebayError, ValueError):
-    """A checkpoint is missing, incomplete or not what it says."""
+    """A checkpoint cannot be written, is missing, incomplete or not what it says."""
 
 
 class ForebayWarning(UserWarning):

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 __all__ = ["Checkpoint"]
 
 _THREADS: Final = 4
+# What one thread holds while it verifies.
+_PART_BYTES: Final = 1 << 20
 
 
 class _File(NamedTuple):
@@ -166,8 +168,12 @@ class Checkpoint:
             nbytes = min(BLOCK_BYTES, spec.nbytes - begin)
             file = self._files[piece.file]
             at = file.data_at + file.tensors[spec.key][1] + begin
-            data = self._pread(file.descriptor, nbytes, at=at, name=piece.file)
-            if zlib.crc32(data) != piece.crc32[index]:
+            found = 0
+            for part in range(at, at + nbytes, _PART_BYTES):
+                size = min(_PART_BYTES, at + nbytes - part)
+                data = self._pread(file.descriptor, size, at=part, name=piece.file)
+                found = zlib.crc32(data, found)
+            if found != piece.crc32[index]:
                 raise CheckpointError(
                     f"{self.folder / piece.file} is damaged: the checksum of "
                     f"{spec.key[:80]!r} does not match",
@@ -195,27 +201,27 @@ class Checkpoint:
         for piece in entry.slices[role]:
             first, last = max(start, piece.start), min(end, piece.end)
             if first < last:
-                spec, item = entry.spec(role, piece), dtype.itemsize
-                data = self._tensor_bytes(
-                    spec, piece, (first - piece.start) * item, (last - piece.start) * item
-                )
-                into[first - start : last - start] = torch.frombuffer(data, dtype=dtype)
+                file = self._files[piece.file]
+                begin = file.tensors[entry.spec(role, piece).key][1]
+                at = file.data_at + begin + (first - piece.start) * dtype.itemsize
+                target = into[first - start : last - start].view(torch.uint8).numpy()
+                self._read_into(target.data, file.descriptor, at=at, name=piece.file)
         return into
 
     def random_tensor(self, name: str) -> torch.Tensor:
         """A random generator's state."""
         spec, piece = self.manifest.random_tensors[name]
-        data = self._tensor_bytes(spec, piece, 0, spec.nbytes)
-        return torch.frombuffer(data, dtype=DTYPES[spec.dtype]).reshape(spec.shape)
-
-    def _tensor_bytes(self, spec: TensorSpec, piece: Slice, begin: int, end: int) -> bytearray:
         file = self._files[piece.file]
         at = file.data_at + file.tensors[spec.key][1]
-        return self._pread(file.descriptor, end - begin, at=at + begin, name=piece.file)
+        data = self._pread(file.descriptor, spec.nbytes, at=at, name=piece.file)
+        return torch.frombuffer(data, dtype=DTYPES[spec.dtype]).reshape(spec.shape)
 
     def _pread(self, descriptor: int, nbytes: int, *, at: int, name: str) -> bytearray:
         data = bytearray(nbytes)
-        left = memoryview(data)
+        self._read_into(memoryview(data), descriptor, at=at, name=name)
+        return data
+
+    def _read_into(self, left: memoryview, descriptor: int, *, at: int, name: str) -> None:
         try:
             while left:
                 count = os.preadv(descriptor, [left], at)
@@ -224,7 +230,6 @@ class Checkpoint:
                 left, at = left[count:], at + count
         except OSError as error:
             raise CheckpointError(f"cannot read {self.folder / name}: {_why(error)}") from error
-        return data
 
     def close(self) -> None:
         """Close its files. Idempotent."""

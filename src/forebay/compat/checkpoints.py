@@ -73,6 +73,11 @@ class Checkpoints:
         """What the last completed save took."""
         return self._saver.last
 
+    @property
+    def is_writing(self) -> bool:
+        """Whether a checkpoint is being written beside training."""
+        return self._saver.is_writing
+
     def save_checkpoint(
         self,
         save_dir: str | PathLike[str],

@@ -186,6 +186,11 @@ class CheckpointSaver:
         self._thread = threading.Thread(target=work, name="forebay-checkpoint")
         self._thread.start()
 
+    @property
+    def is_writing(self) -> bool:
+        """Whether a save beside training is still going on."""
+        return self._thread is not None and self._thread.is_alive()
+
     def poll(self) -> None:
         """Raise what a save beside training has met, once; waits for nothing.
 
