@@ -110,8 +110,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _with_auto(words: Sequence[str]) -> list[str]:
     """`--resume` alone means `--resume auto`, which typer's options cannot say."""
     found: list[str] = []
-    for word, following in zip(words, [*words[1:], "--"], strict=True):
+    for place, word in enumerate(words):
         found.append(word)
+        following = words[place + 1] if place + 1 < len(words) else "--"
         if word == "--resume" and following.startswith("-"):
             found.append("auto")
     return found

@@ -96,7 +96,9 @@ def train(options: TrainOptions, *, console: Console) -> Summary:
         # Again, so that dropout does not depend on how the weights came about.
         torch.manual_seed(options.seed)
         plan.folder.require_room(_weight_bytes(model))
-        engine, *_ = initialize(model=model, config=plan.config.as_dict())
+        # The run reports by itself: progress and scalars would come twice.
+        quiet = {"steps_per_print": None, "tensorboard": {"enabled": False}}
+        engine, *_ = initialize(model=model, config=plan.config.as_dict() | quiet)
         with contextlib.closing(engine):
             return _train(plan, engine, stop=stop, console=console)
 
