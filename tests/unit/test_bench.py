@@ -13,6 +13,7 @@ from forebay.cli.main import main
 from forebay.errors import ConfigError
 from forebay.hardware.profile import LinkRates, Machine, Profile, ThreadRate
 from forebay.plan.solve import Rates
+from forebay.probe.workload import Run
 
 # The ceilings of an H200 machine, with D = 95 GB/s.
 _RATES = Rates(host_memory=95e9, link_up=55e9, link_down=55e9)
@@ -107,13 +108,17 @@ def test_adam_moves_the_same_memory(native):
         for threads in (1, 2)
         for name in ("native fp32", "native split", "torch fused", "copy")
     ]
-    assert all(second > 0 for row in found.rows for second in row.seconds)
+    assert all(run.seconds > 0 for row in found.rows for run in row.runs)
 
 
 def test_adam_table_compares_by_byte():
     def row(contestant, nbytes, seconds):
         return AdamRow(
-            contestant=contestant, threads=1, nbytes=nbytes, elements=10, seconds=(seconds,)
+            contestant=contestant,
+            threads=1,
+            nbytes=nbytes,
+            elements=10,
+            runs=(Run(seconds, 2 * seconds),),
         )
 
     found = AdamBench(
@@ -126,14 +131,16 @@ def test_adam_table_compares_by_byte():
             row("copy", 10**9, 0.25),
         ),
     )
-    assert "| 1 | native | 2.0 | 2.0 | 0.00 | 2.00 | 0.50 |" in found.table().markdown()
+    assert (
+        "| 1 | native | 2.0 | 2.0 | 0.00 | 2.00 | 0.50 | 1.0 | 2.00 |" in found.table().markdown()
+    )
 
 
 def test_commands_write_tables(tmp_path, capsys, native):
     pytest.importorskip("transformers")
     adam = ["bench", "adam", "--elements", "65536", "--repeats", "1", "--output", str(tmp_path)]
     assert main(adam) == 0
-    step = "--size tiny --micro-batch 1 --sequence 16 --steps 3 --device cpu --variants floor,r50"
+    step = "--size nano --micro-batch 1 --sequence 16 --steps 3 --device cpu --variants floor,r50"
     trace = tmp_path / "trace-{variant}.json"
     words = ["bench", "step", *step.split(), "--timeline", str(trace), "--output", str(tmp_path)]
     assert main(words) == 0

@@ -8,7 +8,6 @@ so that a busy neighbour slows all of them.
 from __future__ import annotations
 
 import statistics
-import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,15 @@ from forebay import native
 from forebay.bench.tables import Table
 from forebay.hardware.affinity import Topology
 from forebay.probe.measuring import thread_counts
-from forebay.probe.workload import BYTES_PER_PARAMETER, PartState, copy_seconds, update_seconds
+from forebay.probe.workload import (
+    BYTES_PER_PARAMETER,
+    PartState,
+    Run,
+    copy_runs,
+    middle,
+    timed,
+    update_runs,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -37,24 +44,29 @@ class AdamRow:
         threads: Threads.
         nbytes: Host memory traffic of one pass.
         elements: Parameters of one pass; 0 for the copy.
-        seconds: Of each repeat.
+        runs: What each repeat took.
     """
 
     contestant: str
     threads: int
     nbytes: int
     elements: int
-    seconds: tuple[float, ...]
+    runs: tuple[Run, ...]
 
     @property
     def rate(self) -> float:
         """Bytes per second, median."""
-        return self.nbytes / statistics.median(self.seconds)
+        return self.nbytes / middle(self.runs)
 
     @property
     def best(self) -> float:
         """Bytes per second of the fastest repeat: nearest to what the machine can do."""
-        return self.nbytes / min(self.seconds)
+        return self.nbytes / min(run.seconds for run in self.runs)
+
+    @property
+    def work_rate(self) -> float:
+        """Bytes per second of processor time, median: what counts where others use the cores."""
+        return self.nbytes / statistics.median(run.processor_seconds for run in self.runs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,9 +97,11 @@ class AdamBench:
                     row.contestant,
                     f"{row.rate / 1e9:.1f}",
                     f"{row.best / 1e9:.1f}",
-                    f"{row.elements / statistics.median(row.seconds) / 1e9:.2f}",
+                    f"{row.elements / middle(row.runs) / 1e9:.2f}",
                     f"{row.rate / torch_row.rate:.2f}",
                     f"{row.rate / copy_row.rate:.2f}",
+                    f"{row.work_rate / 1e9:.1f}",
+                    f"{row.work_rate / torch_row.work_rate:.2f}",
                 )
             )
         return Table(
@@ -100,6 +114,8 @@ class AdamBench:
                 "Gparam/s",
                 "of torch per byte",
                 "of a copy per byte",
+                "GB per processor second",
+                "of torch",
             ),
             rows=tuple(lines),
             notes=(
@@ -108,6 +124,8 @@ class AdamBench:
                 "native fp32 and torch fused read and write 28 bytes per parameter, native split "
                 "(bf16 weights, 16 more bits beside them) 26; the copy moves bytes of the same "
                 "memory.",
+                "The last two columns count the seconds in which threads worked, whoever else used "
+                "the cores meanwhile.",
             ),
         )
 
@@ -162,33 +180,33 @@ def bench_adam(
 
 
 def _round_robin(
-    contestants: dict[str, tuple[int, int, Callable[[], float]]], *, threads: int, repeats: int
+    contestants: dict[str, tuple[int, int, Callable[[], Run]]], *, threads: int, repeats: int
 ) -> list[AdamRow]:
-    seconds: dict[str, list[float]] = {name: [] for name in contestants}
+    runs: dict[str, list[Run]] = {name: [] for name in contestants}
     for _ in range(repeats):
-        for name, (_nbytes, _elements, run) in contestants.items():
-            seconds[name].append(run())
+        for name, (_nbytes, _elements, once) in contestants.items():
+            runs[name].append(once())
     return [
         AdamRow(
             contestant=name,
             threads=threads,
             nbytes=nbytes,
             elements=elements,
-            seconds=tuple(seconds[name]),
+            runs=tuple(runs[name]),
         )
-        for name, (nbytes, elements, _run) in contestants.items()
+        for name, (nbytes, elements, _once) in contestants.items()
     ]
 
 
-def _native(core: Any, part: PartState, share: Any, threads: int) -> Callable[[], float]:
-    return lambda: update_seconds(core, part, cpus=share.cpus, threads=threads, repeats=1)[0]
+def _native(core: Any, part: PartState, share: Any, threads: int) -> Callable[[], Run]:
+    return lambda: update_runs(core, part, cpus=share.cpus, threads=threads, repeats=1)[0]
 
 
-def _copy(core: Any, part: PartState, threads: int) -> Callable[[], float]:
-    return lambda: copy_seconds(core, part, threads=threads, repeats=1)[0]
+def _copy(core: Any, part: PartState, threads: int) -> Callable[[], Run]:
+    return lambda: copy_runs(core, part, threads=threads, repeats=1)[0]
 
 
-def _torch(part: PartState) -> Callable[[], float]:
+def _torch(part: PartState) -> Callable[[], Run]:
     """The optimizer of torch on the very same memory; its numbers change, its speed does not."""
     param = torch.nn.Parameter(part.master)
     optimizer = torch.optim.AdamW([param], lr=1e-4, weight_decay=0.1, fused=True)
@@ -198,11 +216,8 @@ def _torch(part: PartState) -> Callable[[], float]:
         "exp_avg_sq": part.exp_avg_sq,
     }
 
-    def _run() -> float:
+    def _step() -> None:
         param.grad = part.grad
         optimizer.step()
-        begin = time.perf_counter()
-        optimizer.step()
-        return time.perf_counter() - begin
 
-    return _run
+    return lambda: timed(_step, repeats=1)[0]

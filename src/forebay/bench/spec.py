@@ -34,12 +34,13 @@ def _tied(hidden: int, layers: int, *, heads: int, kv_heads: int, feed_forward: 
         heads=heads,
         kv_heads=kv_heads,
         feed_forward=feed_forward,
-        vocabulary=128256 if hidden > 1024 else 8192,
+        vocabulary=128256 if hidden > 1024 else 16 * hidden,
         tied=True,
     )
 
 
 SHAPES = {
+    "nano": _tied(64, 2, heads=2, kv_heads=2, feed_forward=128),
     "tiny": _tied(256, 4, heads=4, kv_heads=4, feed_forward=1024),
     "1b": _tied(2048, 16, heads=32, kv_heads=8, feed_forward=8192),
     "3b": _tied(3072, 28, heads=24, kv_heads=8, feed_forward=8192),

@@ -34,7 +34,7 @@ _Variants = Annotated[
         "deepspeed2, deepspeed3."
     ),
 ]
-_Size = Annotated[str, typer.Option(help="Llama shape: tiny, 1b, 3b or 7b.")]
+_Size = Annotated[str, typer.Option(help="Llama shape: nano, tiny, 1b, 3b or 7b.")]
 _Micro = Annotated[int, typer.Option("--micro-batch", help="Rows of one forward.", min=1)]
 _Sequence = Annotated[int, typer.Option(help="Tokens in a row.", min=1)]
 _Accumulation = Annotated[int, typer.Option(help="Micro-batches per update.", min=1)]

@@ -6,6 +6,7 @@ meanwhile; what else runs is measured with it.
 
 from __future__ import annotations
 
+import statistics
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -20,10 +21,10 @@ from forebay.hardware.profile import LinkRates, Machine, Profile, ThreadRate
 from forebay.probe.workload import (
     LinkEnds,
     PartState,
-    copy_seconds,
+    copy_runs,
     middle,
     rate_in_common,
-    update_seconds,
+    update_runs,
 )
 from forebay.tiers.host import PageLocking
 
@@ -114,8 +115,8 @@ def thread_counts(most: int) -> list[int]:
 def _threads(
     core: Any, part: PartState, *, share: CoreShare, count: int, repeats: int
 ) -> ThreadRate:
-    update = update_seconds(core, part, cpus=share.cpus, threads=count, repeats=repeats)
-    copy = copy_seconds(core, part, threads=count, repeats=repeats)
+    update = update_runs(core, part, cpus=share.cpus, threads=count, repeats=repeats)
+    copy = copy_runs(core, part, threads=count, repeats=repeats)
     return ThreadRate(
         threads=count,
         update=part.traffic / middle(update),
@@ -133,7 +134,7 @@ def _link(
             ticket = ends.copy(direction)
             ticket.wait()
             rates.append(rate_in_common([[(ticket, ends.nbytes)]])[0])
-        alone[direction] = middle(rates[1:])
+        alone[direction] = statistics.median(rates[1:])
     kinds: list[Callable[[], tuple[Any, int]]] = [
         lambda: (ends.copy("up"), ends.nbytes),
         lambda: (ends.copy("down"), ends.nbytes),

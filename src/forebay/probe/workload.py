@@ -8,7 +8,7 @@ from __future__ import annotations
 import statistics
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -24,10 +24,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BYTES_PER_PARAMETER",
+    "LinkEnds",
     "PartState",
-    "copy_seconds",
+    "Run",
+    "copy_runs",
+    "middle",
     "rate_in_common",
-    "update_seconds",
+    "timed",
+    "update_runs",
 ]
 
 # Host memory traffic of one fused pass: fp32 master, moments and gradient in, the first three
@@ -121,21 +125,33 @@ class PartState:
         self.arena.close()
 
 
-def timed(work: Callable[[], Any], *, repeats: int) -> list[float]:
-    """Seconds of each run after one warm-up."""
+class Run(NamedTuple):
+    """What one run took.
+
+    Attributes:
+        seconds: On the clock.
+        processor_seconds: Of all threads together; a busy neighbour does not add to it.
+    """
+
+    seconds: float
+    processor_seconds: float
+
+
+def timed(work: Callable[[], Any], *, repeats: int) -> list[Run]:
+    """Each run after one warm-up."""
     work()
-    seconds = []
+    runs = []
     for _ in range(repeats):
-        begin = time.perf_counter()
+        begin, worked = time.perf_counter(), time.process_time()
         work()
-        seconds.append(time.perf_counter() - begin)
-    return seconds
+        runs.append(Run(time.perf_counter() - begin, time.process_time() - worked))
+    return runs
 
 
-def update_seconds(
+def update_runs(
     core: Any, part: PartState, *, cpus: Sequence[int], threads: int, repeats: int
-) -> list[float]:
-    """Seconds of the fused pass with a number of threads, one entry a repeat."""
+) -> list[Run]:
+    """The fused pass with a number of threads, one entry a repeat."""
     pool = core.Pool(threads, list(cpus[:threads]))
     try:
         return timed(lambda: part.update(pool).wait(), repeats=repeats)
@@ -143,8 +159,8 @@ def update_seconds(
         pool.close()
 
 
-def copy_seconds(core: Any, part: PartState, *, threads: int, repeats: int) -> list[float]:
-    """Seconds of copying one half of the state over the other, `threads` copying at a time.
+def copy_runs(core: Any, part: PartState, *, threads: int, repeats: int) -> list[Run]:
+    """Copies of one half of the state over the other, `threads` copying at a time.
 
     It reads and writes `part.arena.nbytes` bytes in all; a copy is the least that a pass over the
     same bytes can do.
@@ -250,6 +266,6 @@ def _inside(begin: int, end: int, first: int, last: int) -> float:
     return max(0, min(end, last) - max(begin, first)) / (end - begin)
 
 
-def middle(seconds: Sequence[float]) -> float:
-    """The median."""
-    return statistics.median(seconds)
+def middle(runs: Sequence[Run]) -> float:
+    """Median seconds on the clock."""
+    return statistics.median(run.seconds for run in runs)
