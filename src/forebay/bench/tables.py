@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import re
 from dataclasses import dataclass
@@ -79,8 +80,9 @@ def write_result(
     path = folder / f"{stem}.md"
     versions = f"forebay {forebay.__version__}, torch {torch.__version__}"
     notes = f"* Machine: {machine.cpu}, {machine.cpus} processors, accelerator {machine.device}; "
-    notes += f"{versions}, Python {platform.python_version()}.\n"
-    shown = f"\n```console\n$ {command}\n```\n"
+    notes += f"{versions}, Python {platform.python_version()}. Load average of the last minute, "
+    notes += f"the benchmark's own included: {os.getloadavg()[0]:.1f}.\n"
+    shown = f"\n```text\n{command}\n```\n"
     path.write_text(table.markdown() + notes + shown, encoding="utf-8")
     data = {"command": command, "versions": versions, **raw}
     path.with_suffix(".json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
