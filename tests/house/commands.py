@@ -51,6 +51,14 @@ COMMANDS: dict[str, Run | ContinuousIntegration | Covered] = {
     "forebay train --model model.json --data notes.txt --output runs/notes --steps 20": Run(
         files=(("model.json", _first_block("docs/index.md", "json")), ("notes.txt", _NOTES))
     ),
+    "forebay probe --report": Run(),
+    "forebay probe --quick --output machine.json": Run(),
+    "forebay bench adam --output results": Covered(
+        "tests/unit/test_bench.py::test_commands_write_tables"
+    ),
+    "forebay bench step --size 3b --variants floor,none,r0,r50 --timeline trace-{variant}.json": (
+        Covered("tests/unit/test_bench.py::test_commands_write_tables")
+    ),
     "bash .ci/run": ContinuousIntegration("setup"),
     "make check": ContinuousIntegration("lint"),
     "make demo": Covered("tests/cli/test_demo.py::test_demo_in_small"),
