@@ -185,7 +185,8 @@ def test_saves_leave_no_memory_behind(tmp_path, beside):
     import psutil
 
     process = psutil.Process()
-    with engine_of(Layout(hidden=1300, checkpoint=CheckpointSpec(beside_training=beside))) as engine:
+    spec = CheckpointSpec(beside_training=beside)
+    with engine_of(Layout(hidden=1300, checkpoint=spec)) as engine:
         run(engine, 0, 1)
         sizes = []
         for _ in range(10):

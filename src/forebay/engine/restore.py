@@ -257,13 +257,15 @@ def write_master(record: ParamRecord, start: int, master: torch.Tensor) -> None:
     """The fp32 master, in whatever form it is kept, and the working weight: it, rounded."""
     part = record.part
     here = slice(record.slot.offset + start, record.slot.offset + start + master.numel())
-    part.weights[here] = round_to(master, part.dtype).to(part.weights.device)
     if part.low is not None:
         high, low = split(master)
         part.low[here] = low.to(part.low.device)
+        part.weights[here] = high.to(part.weights.device)
         if part.high is not part.weights:
             part.high[here] = high.to(part.high.device)
-    elif part.high is not part.weights:
+        return
+    part.weights[here] = round_to(master, part.dtype).to(part.weights.device)
+    if part.high is not part.weights:
         part.high[here] = master.to(part.high.device)
 
 
