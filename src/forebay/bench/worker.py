@@ -105,8 +105,8 @@ def _step(
     for micro in range(spec.accumulation):
         loss = runner.backward(batches[(number + micro) % 2])
     runner.step()
-    if spec.variant in ("floor", "none"):
-        # These never wait by themselves; without it the host would run ahead of the device.
+    if runner.engine is None:
+        # The others may never wait by themselves: their host would run ahead of the device.
         _wait(spec)
     times.steps.append(time.perf_counter() - begin)
     times.losses.append(loss)
