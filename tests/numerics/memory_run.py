@@ -1,10 +1,9 @@
 """Measures the memory of engines, one after the other, and prints the numbers as JSON.
 
-Run by `test_memory.py` in a process of its own. A small engine is trained and closed
-first, so that what torch and Python load at first use is not taken for training state; and a block
-of 24 MiB is freed, after which glibc takes all smaller blocks from its heap, as it does in any
-process that has run for a while (mallopt(3), M_MMAP_THRESHOLD). Memory that is freed there goes
-back to the system only if somebody sees to it.
+Run by `test_memory.py` in a process of its own. A small engine is trained and closed first, so that
+what torch and Python load at first use is not taken for training state. With `"heap": true` a
+block of 24 MiB is freed too, after which glibc takes all smaller blocks from its heap, as in a
+process that has run for a while (mallopt(3), M_MMAP_THRESHOLD).
 
 Beside the resident bytes of the process (VmRSS, and VmHWM for the peak) it tells those of
 forebay's own mappings by tier and role: found by their names in `/proc/self/smaps` where the
@@ -23,6 +22,7 @@ import torch
 from torch import nn
 
 import forebay
+from forebay.tiers.heap import HeapTrimmer
 from forebay.tiers.host import HostArena
 
 _PROC = Path("/proc/self")
@@ -106,7 +106,8 @@ def engine_life(case: dict) -> None:
 def measure(case: dict) -> dict:
     """Train one model and note the memory on the way."""
     engine_life({**case, "width": 64, "depth": 2})
-    torch.empty(24 << 20, dtype=torch.uint8)
+    if case.get("heap"):
+        torch.empty(24 << 20, dtype=torch.uint8)
     model = build(_DTYPES[case["dtype"]], width=case["width"], depth=case["depth"])
     gc.collect()
     model_bytes = sum(p.nbytes for p in model.parameters())
@@ -126,6 +127,8 @@ def measure(case: dict) -> dict:
         engine.synchronize()
         numbers["resident"].append(status_bytes("VmRSS"))
     numbers["peak"] = status_bytes("VmHWM")
+    HeapTrimmer(every_bytes=0).trim()
+    numbers["in_use"] = status_bytes("VmRSS")
     numbers["ledger"] = {f"{r.tier.value}:{r.role.value}": r.nbytes for r in engine.ledger.table()}
     numbers["mapped"], numbers["found_by"] = resident_bytes()
     engine.ledger.check()

@@ -6,9 +6,12 @@ memory too. So the resident memory of a process grows, from before `initialize` 
     host tier (14 or 16 bytes per parameter) + device tier (the ledger's device bytes) - the model
 
 since the weights move out of the memory in which the model was built. The device tier is counted
-apart and taken off the growth. Gradients on their way and activations are torch's; they are small
-here (two rows of input), and the backlog of gradients is bounded. What glibc's heap keeps of what
-they leave is part of the growth, and of the 5 percent.
+apart and taken off the growth. Activations are torch's; they are small here (two rows of input).
+Gradients on their way are torch's too, and bounded (see below); but where they were, glibc's heap
+keeps free memory: the remainders of an aligned allocation, which all of torch's are, kept the
+place from being used for the next one of the same size (glibc bug 30723). So there are two
+numbers: what is resident at the end of a step, and what is in use, after the heap's free memory
+was returned.
 """
 
 from __future__ import annotations
@@ -80,16 +83,21 @@ def growth_of_host_state(numbers: dict, resident: int) -> int:
 
 
 def check_growth(numbers: dict) -> None:
-    """Growth within 5% of what is placed, at the end; and at no moment of three steps more."""
+    """In use is what was placed, within 1%; with a gradient more at most at any moment."""
     predicted = placed(numbers, "host")
-    grown = growth_of_host_state(numbers, numbers["resident"][-1])
-    assert abs(grown - predicted) <= 0.05 * predicted
-    assert growth_of_host_state(numbers, numbers["peak"]) <= 1.05 * predicted
+    in_use = growth_of_host_state(numbers, numbers["in_use"])
+    assert abs(in_use - predicted) <= 0.01 * predicted
+    gradient = numbers["model"]
+    assert growth_of_host_state(numbers, numbers["peak"]) <= predicted + gradient
 
 
 def test_a_model_of_100m_parameters_takes_14_bytes_each():
-    (numbers,) = run({})
+    """Resident at the end of a step, too, within 5%: the least of three, for the heap's sake."""
+    (numbers,) = run({"steps": 5})
     assert numbers["parameters"] > 100_000_000
+    predicted = placed(numbers, "host")
+    grown = growth_of_host_state(numbers, min(numbers["resident"][2:]))
+    assert abs(grown - predicted) <= 0.05 * predicted
     check_growth(numbers)
     check_ledger(numbers, 14)
 
@@ -137,7 +145,7 @@ def test_start_up_needs_a_tenth_more_than_the_model():
     are fresh mappings): the peak is the model and what moving one parameter needs. With the update
     on the host the masters are there in the end, and the peak is no more than that tenth above.
     """
-    case = {"dtype": "float32", "width": 1024, "depth": 61, "steps": 0}
+    case = {"dtype": "float32", "width": 1024, "depth": 61, "steps": 0, "heap": True}
     cast = {**case, "cast_to": "bfloat16"}
     on_device, on_host, cast_on_host = run({**case, "offload": "none"}, case, cast)
     assert 255e6 <= on_device["model"] <= 257e6
