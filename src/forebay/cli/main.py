@@ -98,13 +98,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         verb = f" {words[0]}" if words[0] in known else ""
         _say("error", str(error.format_message()), f"forebay{verb} --help")
         return _MISUSED
-    except typer.Abort:
-        return 128 + signal.SIGINT
+    except typer.Abort as error:  # how typer tells of a KeyboardInterrupt
+        return _interrupted(error.__cause__ or error.__context__)
     except KeyboardInterrupt as error:
-        number = getattr(error, "signum", signal.SIGINT)
-        _say("ended", f"{signal.Signals(number).name} before the first step; nothing was trained")
-        return 128 + int(number)
+        return _interrupted(error)
     return code if isinstance(code, int) else 0
+
+
+def _interrupted(error: BaseException | None) -> int:
+    number = getattr(error, "signum", signal.SIGINT)
+    _say("ended", f"{signal.Signals(number).name} before the first step; nothing was trained")
+    return 128 + int(number)
 
 
 def _with_auto(words: Sequence[str]) -> list[str]:

@@ -21,6 +21,7 @@ __all__ = [
     "ByteTokenizer",
     "ChatEnd",
     "HubTokenizer",
+    "Missing",
     "Tokenizer",
     "check_vocabulary",
     "load_tokenizer",
@@ -209,19 +210,35 @@ class HubTokenizer:
         self._inner.save_pretrained(str(folder))
 
 
-def load_tokenizer(folder: Path) -> Tokenizer:
+class Missing(Enum):
+    """What a folder without tokenizer files means."""
+
+    BYTES = "bytes"
+    """A model that reads bytes."""
+    ERROR = "error"
+    """Someone named the folder because of its tokenizer."""
+
+
+def load_tokenizer(folder: Path, *, missing: Missing = Missing.BYTES) -> Tokenizer:
     """Load the tokenizer of a folder, or the byte tokenizer where there is none.
 
     Args:
         folder: A model folder, or one that holds tokenizer files alone.
+        missing: What it means that there is none.
 
     Returns:
         The tokenizer; `check_vocabulary` says whether it suits the model.
 
     Raises:
-        ConfigError: There are tokenizer files, but they cannot be read.
+        ConfigError: There are tokenizer files, but they cannot be read; or none where one was
+            asked for.
     """
     if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+        if missing is Missing.ERROR:
+            raise ConfigError(
+                f"there is no tokenizer in {folder}: none of {', '.join(_TOKENIZER_FILES)}",
+                hint="name a folder that tokenizer.save_pretrained wrote",
+            )
         return ByteTokenizer()
     try:
         from transformers import AutoTokenizer

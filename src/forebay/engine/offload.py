@@ -5,18 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 
 from forebay.engine.engine import Engine
 from forebay.engine.optimizer import OffloadedOptimizer
 from forebay.engine.options import EngineOptions, Timing
-from forebay.errors import ConfigError
+from forebay.errors import ConfigError, UnsupportedError
 from forebay.optim.loss_scale import DynamicLossScale, LossScaleConfig, StaticLossScale
 from forebay.optim.rule import AdamRule
 from forebay.units_of_measure import parse_bytes
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from forebay.optim.loss_scale import LossScale
 
 __all__ = ["offload", "offload_with"]
@@ -61,9 +60,11 @@ def offload(  # noqa: PLR0913 - the public face, fixed by the design
         >>> optimizer.step(); optimizer.zero_grad()
         >>> optimizer.close()
     """
-    if clip_norm is not None and not clip_norm > 0:
+    _refuse_arguments(model, optimizer)
+    if clip_norm is not None and not (isinstance(clip_norm, int | float) and clip_norm > 0):
         raise ConfigError(
-            f"clip_norm is {clip_norm}; it must be positive", hint="clip_norm=None does not clip"
+            f"clip_norm is {clip_norm!r}; it must be a positive number",
+            hint="clip_norm=None does not clip",
         )
     return offload_with(
         model,
@@ -90,6 +91,20 @@ def offload_with(
     model: nn.Module, optimizer: torch.optim.Optimizer, *, options: EngineOptions
 ) -> tuple[nn.Module, OffloadedOptimizer]:
     """`offload` with every option of the engine."""
+    _refuse_arguments(model, optimizer)
     rule = AdamRule.of(optimizer)
     engine = Engine(model, groups=optimizer.param_groups, rule=rule, options=options)
     return model, OffloadedOptimizer(engine, optimizer)
+
+
+def _refuse_arguments(model: object, optimizer: object) -> None:
+    if not isinstance(model, nn.Module):
+        raise UnsupportedError(
+            f"the model is a {type(model).__name__}, not a torch.nn.Module",
+            hint="forebay.offload(model, optimizer)",
+        )
+    if isinstance(optimizer, OffloadedOptimizer):
+        raise UnsupportedError(
+            "the optimizer is one that forebay returned: this model is offloaded already",
+            hint="call optimizer.close() first, then offload with a new torch optimizer",
+        )

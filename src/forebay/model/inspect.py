@@ -161,6 +161,13 @@ def inspect_model(
         units = units_by_size(model, trained=trained, unit_elements=unit_elements, whole=kept)
     inside = {id(p) for unit in units for p in unit.params}
     outside = [param for key, param in given.items() if key not in inside]
+    if not inside:
+        in_model = sum(1 for _ in model.parameters())
+        raise UnsupportedError(
+            f"none of the optimizer's {sum(len(group['params']) for group in groups)} parameters "
+            f"is a trainable one of the model's {in_model}",
+            hint="build the optimizer from this model's parameters, and leave some unfrozen",
+        )
     if outside:
         units.append(UnitMembers(OUTSIDE, outside))
 

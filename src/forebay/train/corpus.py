@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from forebay.data.rows import Layout, Overlong, Rows, plan_rows, split_rows
 from forebay.data.samples import Schema
-from forebay.data.tokenize import Tokenizer, check_vocabulary, load_tokenizer
+from forebay.data.tokenize import Missing, Tokenizer, check_vocabulary, load_tokenizer
 from forebay.data.tokens import TokenStore, build_store
 from forebay.errors import ConfigError
 from forebay.train.options import Packing
@@ -89,7 +89,10 @@ def load_corpus(
         ConfigError: A file, a row, the vocabulary or a length is refused.
     """
     length = sequence_length(options, context=source.context)
-    tokenizer = load_tokenizer(options.tokenizer or source.folder)
+    if options.tokenizer is None:
+        tokenizer = load_tokenizer(source.folder)
+    else:
+        tokenizer = load_tokenizer(options.tokenizer, missing=Missing.ERROR)
     check_vocabulary(tokenizer, model_vocabulary=source.vocabulary)
     store = build_store(
         files,

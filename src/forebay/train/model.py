@@ -151,7 +151,7 @@ def _read_config(file: Path) -> Any:
         values = json.loads(file.read_text(encoding="utf-8"))
         kind = values.pop("model_type")
         assert isinstance(kind, str)
-    except (ValueError, KeyError, AttributeError, AssertionError, OSError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, AssertionError, OSError) as error:
         raise ConfigError(
             f'{file} is no model configuration: no JSON object with a "model_type"',
             hint="a config.json as transformers saves it",

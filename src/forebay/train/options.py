@@ -181,6 +181,10 @@ class TrainOptions:
         _at_least(1, {"--accumulation": self.accumulation, "--eval-every": self.eval_every})
         _at_least(2, {"--sequence-length": self.sequence_length})
         _at_least(0, {"--warmup-steps": self.warmup_steps})
+        if not 0 <= self.seed < 1 << 63:
+            raise ConfigError(
+                f"--seed must lie in 0 to {(1 << 63) - 1}, got {self.seed}", hint="--seed 0"
+            )
         if self.steps is not None and self.epochs is not None:
             raise ConfigError(
                 f"--steps {self.steps} and --epochs {self.epochs:g} both set the length of the run",

@@ -19,7 +19,7 @@ import torch
 from forebay.compat.api import initialize
 from forebay.data.batches import Batches, BatchShape
 from forebay.data.sources import open_files
-from forebay.errors import ForebayError
+from forebay.errors import ConfigError, ForebayError
 from forebay.train.corpus import Corpus, load_corpus, sequence_length
 from forebay.train.loop import Loop, Silent
 from forebay.train.model import ModelSource, choose_device
@@ -120,6 +120,7 @@ def _prepare(options: TrainOptions, console: Console) -> _Plan:
         files, source=source, options=options, spill=folder.path, on_progress=progress
     )
     shape = BatchShape(draft.batch.micro_batch_size, draft.batch.accumulation_steps)
+    _refuse_more_than_all(shape.rows, num_rows=len(corpus.train))
     batches = _batches(corpus, corpus.train, shape=shape, seed=options.seed)
     total_steps = options.steps or batches.windows_in(options.epochs or 1.0)
     config = settings.final(total_steps)
@@ -135,6 +136,15 @@ def _prepare(options: TrainOptions, console: Console) -> _Plan:
         total_steps=total_steps,
         device=device,
     )
+
+
+def _refuse_more_than_all(batch_rows: int, *, num_rows: int) -> None:
+    """A micro-batch larger than the data would hold some rows several times."""
+    if batch_rows > num_rows:
+        raise ConfigError(
+            f"a batch of {batch_rows:,} rows is more than the {num_rows:,} rows of training data",
+            hint=f"--batch-size {num_rows} at most",
+        )
 
 
 def _batches(corpus: Corpus, rows: Rows, *, shape: BatchShape, seed: int) -> Batches:

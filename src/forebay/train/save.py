@@ -10,6 +10,7 @@ checkpoints/           what --resume goes on from, a folder each
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -37,8 +38,10 @@ _TENSORBOARD: Final = "tensorboard"
 _MODEL: Final = "model"
 _PARTIAL: Final = ".model.partial"
 _REPLACED: Final = ".model.replaced"
+_LOCK: Final = ".lock"
 _OURS: Final = frozenset(
     {
+        _LOCK,
         _CONFIG,
         _METRICS,
         _SUMMARY,
@@ -71,8 +74,9 @@ class RunFolder:
         """
         try:
             found = {item.name for item in path.iterdir()} if path.exists() else set()
-            _refuse_contents(path, found=found, existing=existing)
+            _refuse_contents(path, found=found - {_LOCK}, existing=existing)
             path.mkdir(parents=True, exist_ok=True)
+            _claim(path)
             probe = path / ".writable"
             probe.write_bytes(b"")
             probe.unlink()
@@ -193,6 +197,23 @@ class RunFolder:
         partial = self.path / f".{name}.partial"
         partial.write_text(text, encoding="utf-8")
         partial.replace(self.path / name)
+
+
+def _claim(path: Path) -> None:
+    """Hold the folder for this process until it ends, however it ends: the lock is the kernel's.
+
+    Raises:
+        ConfigError: Another run holds it.
+    """
+    descriptor = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        raise ConfigError(
+            f"another run is writing to the output folder {path}",
+            hint="choose another --output, or wait for that run to end",
+        ) from error
 
 
 def _refuse_contents(path: Path, *, found: set[str], existing: ExistingOutput) -> None:
