@@ -18,7 +18,7 @@ def test_one_run_at_a_time_claims_a_folder(tmp_path):
     import subprocess
     import sys
 
-    RunFolder.prepare(tmp_path / "run", existing=ExistingOutput.REFUSE)
+    held = RunFolder.prepare(tmp_path / "run", existing=ExistingOutput.REFUSE)
     code = (
         "import sys, pathlib\n"
         "from forebay.train.options import ExistingOutput\n"
@@ -33,6 +33,9 @@ def test_one_run_at_a_time_claims_a_folder(tmp_path):
     )
     assert second.returncode == 1
     assert "another run is writing to the output folder" in second.stderr
+    assert not list(held.path.iterdir())
+    held.release()
+    RunFolder.prepare(tmp_path / "run", existing=ExistingOutput.REFUSE)
 
 
 def test_a_model_file_that_is_a_list(tmp_path, capsys):

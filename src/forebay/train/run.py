@@ -87,8 +87,12 @@ def train(options: TrainOptions, *, console: Console) -> Summary:
     def announce(name: str) -> None:
         _say(console, f"{name}: ending after this step; once more to end at once")
 
-    with StopSignals(announce) as stop, logs_shown(console):
-        plan = _prepare(options, console)
+    with (
+        StopSignals(announce) as stop,
+        logs_shown(console),
+        contextlib.ExitStack() as at_end,
+    ):
+        plan = _prepare(options, console, at_end)
         torch.manual_seed(options.seed)
         model = plan.source.load(
             dtype=plan.config.precision.dtype, checkpointing=options.gradient_checkpointing
@@ -103,7 +107,7 @@ def train(options: TrainOptions, *, console: Console) -> Summary:
             return _train(plan, engine, stop=stop, console=console)
 
 
-def _prepare(options: TrainOptions, console: Console) -> _Plan:
+def _prepare(options: TrainOptions, console: Console, at_end: contextlib.ExitStack) -> _Plan:
     options.check()
     device = choose_device(options.device)
     source = ModelSource.open(options.model)
@@ -112,6 +116,7 @@ def _prepare(options: TrainOptions, console: Console) -> _Plan:
     sequence_length(options, context=source.context)
     files = open_files(options.data)
     folder = RunFolder.prepare(options.output, existing=options.existing_output)
+    at_end.callback(folder.release)
 
     def progress(documents: int, tokens: int) -> None:
         _say(console, f"reading: {documents} documents, {tokens} tokens")

@@ -38,10 +38,8 @@ _TENSORBOARD: Final = "tensorboard"
 _MODEL: Final = "model"
 _PARTIAL: Final = ".model.partial"
 _REPLACED: Final = ".model.replaced"
-_LOCK: Final = ".lock"
 _OURS: Final = frozenset(
     {
-        _LOCK,
         _CONFIG,
         _METRICS,
         _SUMMARY,
@@ -61,9 +59,11 @@ class RunFolder:
 
     Attributes:
         path: Where it is.
+        claim: Keeps other runs out until `release`.
     """
 
     path: Path
+    claim: _Claim | None = None
 
     @classmethod
     def prepare(cls, path: Path, *, existing: ExistingOutput) -> RunFolder:
@@ -74,9 +74,9 @@ class RunFolder:
         """
         try:
             found = {item.name for item in path.iterdir()} if path.exists() else set()
-            _refuse_contents(path, found=found - {_LOCK}, existing=existing)
+            _refuse_contents(path, found=found, existing=existing)
             path.mkdir(parents=True, exist_ok=True)
-            _claim(path)
+            claim = _Claim(path)
             probe = path / ".writable"
             probe.write_bytes(b"")
             probe.unlink()
@@ -85,7 +85,12 @@ class RunFolder:
                 f"cannot write to the output folder {path}: {error.strerror}",
                 hint="--output names a folder that you may write to",
             ) from error
-        return cls(path)
+        return cls(path, claim)
+
+    def release(self) -> None:
+        """Let other runs in: this one has ended."""
+        if self.claim is not None:
+            self.claim.release()
 
     def begin(self, config: str) -> None:
         """Clear away a former run, except for its model, and write the resolved configuration.
@@ -199,21 +204,34 @@ class RunFolder:
         partial.replace(self.path / name)
 
 
-def _claim(path: Path) -> None:
-    """Hold the folder for this process until it ends, however it ends: the lock is the kernel's.
+class _Claim:
+    """Holds a folder until `release`, or until the process ends, however it ends.
+
+    The lock is the kernel's, on the folder itself: no file can be left behind.
+
+    Args:
+        path: The folder.
 
     Raises:
         ConfigError: Another run holds it.
     """
-    descriptor = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(descriptor)
-        raise ConfigError(
-            f"another run is writing to the output folder {path}",
-            hint="choose another --output, or wait for that run to end",
-        ) from error
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor: int | None = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self.release()
+            raise ConfigError(
+                f"another run is writing to the output folder {path}",
+                hint="choose another --output, or wait for that run to end",
+            ) from error
+
+    def release(self) -> None:
+        """Let other runs in (idempotent)."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
 
 
 def _refuse_contents(path: Path, *, found: set[str], existing: ExistingOutput) -> None:
