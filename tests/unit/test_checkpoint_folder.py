@@ -148,7 +148,11 @@ def test_latest_may_name_what_is_not_complete(engine, tmp_path):
 def test_the_newest_is_found_without_latest(engine, tmp_path):
     for tag in ("a", "b", "c"):
         engine.save_checkpoint(tmp_path, tag, save_latest=False)
-    os.utime(tmp_path / "a" / "manifest.json")
+    # A file system's clock may tick in milliseconds: say plainly that "a" and "c" are newer.
+    saved = (tmp_path / "c" / "manifest.json").stat().st_mtime_ns
+    for later, tag in enumerate(("c", "a"), start=1):
+        newer = saved + later * 1_000_000_000
+        os.utime(tmp_path / tag / "manifest.json", ns=(newer, newer))
     (tmp_path / "unrelated").mkdir()
     found = CheckpointFolder(tmp_path, disk=RealDisk())
     assert [item.name for item in found.complete()] == ["a", "c", "b"]
