@@ -1,6 +1,7 @@
 #include <stdexcept>
 
 #include "bindings.h"
+#include "forebay/crc32c.h"
 
 namespace forebay::bind {
 namespace {
@@ -72,6 +73,13 @@ void join_items(Address whole, Address high, Address low, std::size_t elements) 
                elements);
 }
 
+std::uint32_t checksum(Address address, std::size_t nbytes, std::uint32_t seed) {
+    check_items("bytes", address, 1, nbytes);
+    const KernelTable& table = chosen_kernels();
+    const WithoutGil released;
+    return crc32c(table.level, reinterpret_cast<const void*>(address), nbytes, seed);
+}
+
 }  // namespace
 
 void bind_numbers(nb::module_& module) {
@@ -81,6 +89,7 @@ void bind_numbers(nb::module_& module) {
                "elements"_a);
     module.def("split", &split_items, "bits"_a, "hi"_a, "low"_a, "elements"_a);
     module.def("join", &join_items, "bits"_a, "hi"_a, "low"_a, "elements"_a);
+    module.def("crc32c", &checksum, "address"_a, "nbytes"_a, "seed"_a = 0);
     nb::class_<Hyper>(module, "Hyper")
         .def(
             "__init__",

@@ -6,6 +6,7 @@ operation by operation and nothing overlaps. Signatures follow `_core.pyi`, not 
 
 from __future__ import annotations
 
+from forebay._fallback.checksum import crc32c
 from forebay._fallback.engines import CopyEngine, CudaEngine, MemcpyEngine, ScriptedEngine
 from forebay._fallback.links import CopyPlan, Link, StagingRing
 from forebay._fallback.memory import convert, join, split
@@ -25,6 +26,7 @@ __all__ = [
     "StagingRing",
     "Ticket",
     "convert",
+    "crc32c",
     "join",
     "kernel_level",
     "split",
