@@ -73,7 +73,7 @@ def safe_set_full_fp32_param(param: torch.Tensor, value: torch.Tensor) -> None:
     hook.engine.quiesce("safe_set_full_fp32_param")
     part, slot = record.part, record.slot
     single = value.detach().to(torch.float32)
-    if part.high is not part.weights or part.low is not None:
+    if not part.high_is_weight or part.low is not None:
         part.set_master(slot, single)
     with torch.no_grad():
         part.weight(slot).copy_(round_to(single, part.dtype))

@@ -193,7 +193,7 @@ def build_units(
             left_bytes = _host_bytes([record.param])
             unit.bind(record)
             heap.freed(left_bytes)
-            if record.part.high is not record.part.weights:
+            if not record.part.high_is_weight:
                 record.part.set_master(record.slot, record.param.data)
             record.rebase()
         units.append(unit)

@@ -153,7 +153,8 @@ class Executor:
         for record in records:
             part = record.part
             item = ITEM_BYTES[part.gradient_dtype]
-            span = (part.gradient_address + item * record.slot.offset, record.slot.elements)
+            segment = record.segment
+            span = (part.gradient_address + item * segment.offset, segment.elements)
             after = [] if part.ticket is None else [part.ticket]
             ticket = self._lanes.square_sums([span], part.gradient_dtype, after)
             begun.append((record.index, ticket))
@@ -178,13 +179,13 @@ class Executor:
             item = ITEM_BYTES[part.gradient_dtype]
             base = part.gradient_address
             spans = [
-                (base + item * record.slot.offset, value.data_ptr(), item * record.slot.elements)
-                for record, value in zip(leaving, values, strict=True)
-                if record.slot.elements
+                (base + item * seg.offset, value.data_ptr(), item * seg.elements)
+                for seg, value in zip((r.segment for r in leaving), values, strict=True)
+                if seg.elements
             ]
             if part.high_is_stale:  # the device updated this part last; now the host will
-                nbytes = part.weights.numel() * part.weights.element_size()
-                spans.append((part.high.data_ptr(), part.weights.data_ptr(), nbytes))
+                here = part.own_weights
+                spans.append((part.high.data_ptr(), here.data_ptr(), here.nbytes))
                 part.high_is_stale = False
             ticket, nbytes = self._lanes.land(spans, event=event.handle, after=_after(part))
             self.traffic[Lane.DOWN] += nbytes
@@ -224,9 +225,9 @@ class Executor:
         first: bool,
     ) -> None:
         spans = [
-            (part.gradient_address + 4 * r.slot.offset, value.data_ptr(), r.slot.elements)
-            for r, value in batch
-            if r.slot.elements
+            (part.gradient_address + 4 * seg.offset, value.data_ptr(), seg.elements)
+            for seg, value in ((r.segment, value) for r, value in batch)
+            if seg.elements
         ]
         if not spans:
             return
@@ -246,9 +247,9 @@ class Executor:
         dtype, item = part.gradient_dtype, ITEM_BYTES[part.gradient_dtype]
         old = part.widen_gradient()
         spans = [
-            (part.gradient_address + 4 * r.slot.offset, old + item * r.slot.offset, r.slot.elements)
-            for r in records
-            if r.state is GradientState.LANDED and r.slot.elements
+            (part.gradient_address + 4 * seg.offset, old + item * seg.offset, seg.elements)
+            for seg in (r.segment for r in records if r.state is GradientState.LANDED)
+            if seg.elements
         ]
         if spans:
             ticket = self._lanes.fold(
@@ -350,9 +351,9 @@ class Executor:
         """Spans from the host's new weights to the device, cut where the update's pieces are."""
         plan = self._lanes.core.CopyPlan(1 << 62)
         item, pitch, source = _weights_on_host(part)
-        target = part.weights.data_ptr()
+        target = part.own_weights.data_ptr()
         for record in present:
-            start, end = record.slot.offset, record.slot.end
+            start, end = record.segment.offset, record.segment.end
             while start < end:
                 piece = start // self._piece
                 stop = min(end, (piece + 1) * self._piece)
@@ -382,8 +383,8 @@ def _flat_state(part: PartStorage) -> FlatState:
         low=part.low,
         exp_avg=part.exp_avg,
         exp_avg_sq=part.exp_avg_sq,
-        out=part.weights if on_device_whole else None,
-        segments=tuple((slot.offset, slot.elements) for slot in part.layout.slots),
+        out=part.own_weights if on_device_whole else None,
+        segments=part.update_segments,
     )
 
 

@@ -56,7 +56,7 @@ def refresh_master(record: ParamRecord) -> bool:
         wait(part.ticket, f"the last transfer of {record.label}")
     if record.master_is_loaded:
         _settle_loaded(record, home)
-    elif part.high is not part.weights:
+    elif not part.high_is_weight:
         part.set_master(slot, home)
     elif part.low is not None:
         part.view(part.low, slot).zero_()
@@ -102,8 +102,8 @@ def load_master(
     elif low is not None:
         part.view(part.low, slot).copy_(low)
     elif master is not None:
-        target, source = part.low[slot.offset : slot.end], master.reshape(-1)
-        for chunk in _chunks(slot.elements):
+        target, source = part.view(part.low, slot).reshape(-1), master.reshape(-1)
+        for chunk in _chunks(source.numel()):
             target[chunk] = split(source[chunk].float())[1]
 
 
@@ -113,10 +113,12 @@ def _settle_loaded(record: ParamRecord, home: torch.Tensor) -> None:
     record.master_is_loaded = False
     part.sync_high()
     if part.low is not None:
-        if part.high is not part.weights:
-            part.view(part.high, slot).copy_(home)
+        if not part.high_is_weight:
+            part.view(part.high, slot).copy_(part.share(home, slot))
         return
-    _settle_whole(part, slot.offset, home.reshape(-1), None if low is None else low.reshape(-1))
+    here = part.share(home, slot).reshape(-1)
+    offset = part.segments[slot.index].offset
+    _settle_whole(part, offset, here, None if low is None else low.reshape(-1))
 
 
 def _settle_whole(

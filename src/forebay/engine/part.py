@@ -71,10 +71,10 @@ class _State:
     """
 
     def __init__(
-        self, layout: PartLayout, master: MasterLayout, *, update: UpdatePlace, memory: PartMemory
+        self, elements: int, master: MasterLayout, *, update: UpdatePlace, memory: PartMemory
     ) -> None:
         self.arenas: list[HostArena | DeviceArena] = []
-        n, what = layout.elements, f"{layout.elements} parameters"
+        n, what = elements, f"{elements} parameters"
         self.high: torch.Tensor | None = None
         self.low: torch.Tensor | None = None
         if update is not UpdatePlace.DEVICE:
@@ -143,6 +143,9 @@ class PartStorage:
         memory: PartMemory,
     ) -> None:
         self.layout = layout
+        self.shard = placement.sharding.state(layout)
+        self.own = self.shard.inner(placement.sharding.own(layout))
+        self.segments = {slot.index: self.shard.segment(slot) for slot in layout.slots}
         self.update = update
         self.master = placement.master_layout(layout.dtype)
         self.dtype = TORCH_DTYPES[layout.dtype]
@@ -156,15 +159,18 @@ class PartStorage:
             what=f"weights of {layout.elements} parameters",
         )
         self.weights = self._weights.flat
+        self.own_weights = self.weights[self.shard.start : self.shard.end]
         self._own: dict[int, torch.Tensor] = {}
         self.on_host = update is not UpdatePlace.DEVICE
         # Updated on the device last time: what `high` mirrors of the weights is older than they.
         self.high_is_stale = False
-        self._state = _State(layout, self.master, update=update, memory=memory)
+        self._state = _State(self.elements, self.master, update=update, memory=memory)
         self.low = self._state.low
         self.exp_avg = self._state.exp_avg
         self.exp_avg_sq = self._state.exp_avg_sq
-        self.high = self.weights if self._state.high is None else self._state.high
+        # The weights themselves are (the high half of) the master.
+        self.high_is_weight = self._state.high is None
+        self.high = self.own_weights if self._state.high is None else self._state.high
         self.gradient_form = (
             GradientForm.NATIVE
             if placement.accumulation is Accumulation.SINGLE or layout.dtype == "float32"
@@ -179,6 +185,16 @@ class PartStorage:
         # Waits for whoever still reads the state; set while a checkpoint is written.
         self.before_change: Callable[[], None] | None = None
 
+    @property
+    def update_segments(self) -> tuple[tuple[int, int], ...]:
+        """(offset, elements) in the shard of each parameter, in the layout's order."""
+        return tuple((segment.offset, segment.elements) for segment in self.segments.values())
+
+    @property
+    def elements(self) -> int:
+        """Elements of the state that is held here: the part's, or this rank's shard of them."""
+        return self.shard.elements
+
     def await_readers(self) -> None:
         """Return once master, moments and weights may change; call it before they do."""
         if self.before_change is not None:
@@ -188,10 +204,10 @@ class PartStorage:
         native = form is GradientForm.NATIVE
         item = ITEM_BYTES[self.layout.dtype] if native else 4
         return HostArena(
-            item * self.layout.elements,
+            item * self.elements,
             ledger=self._memory.ledger,
             role=Role.LP_GRADS if native else Role.CONTIGUOUS_GRAD_BUFFER,
-            what=f"gradients of {self.layout.elements} parameters",
+            what=f"gradients of {self.elements} parameters",
             page_locking=self._memory.page_locking,
         )
 
@@ -207,13 +223,11 @@ class PartStorage:
         return self._gradient.address
 
     def gradient(self, slot: ParamSlot) -> torch.Tensor:
-        """View of one parameter's landed gradient, in its shape."""
+        """View of one parameter's landed gradient, as `view`."""
         assert self._gradient is not None
         dtype = TORCH_DTYPES[self.gradient_dtype]
-        flat = self._gradient.tensor(
-            dtype, offset_bytes=slot.offset * dtype.itemsize, elements=slot.elements
-        )
-        return flat.view(slot.shape)
+        flat = self._gradient.tensor(dtype, offset_bytes=0, elements=self.elements)
+        return self.view(flat, slot)
 
     def widen_gradient(self) -> int:
         """Give the gradient fp32 room; returns the address of the native landing place.
@@ -248,18 +262,27 @@ class PartStorage:
         """One parameter's working weight in its shape; see [Note: storages]."""
         own = self._own.get(slot.index)
         if own is None:
-            own = self.view(self.weights, slot)
+            own = self.weights[slot.offset : slot.end].view(slot.shape)
             if slot.elements:
                 own = from_dlpack(own)
             self._own[slot.index] = own
         return own
 
     def view(self, flat: torch.Tensor, slot: ParamSlot) -> torch.Tensor:
-        """One parameter's view of a flat role, in its shape."""
-        return flat[slot.offset : slot.end].view(slot.shape)
+        """What a flat role of the shard holds of a parameter: in its shape, or flat if not all."""
+        segment = self.segments[slot.index]
+        held = flat[segment.offset : segment.end]
+        return held.view(slot.shape) if segment.elements == slot.elements else held
+
+    def share(self, value: torch.Tensor, slot: ParamSlot) -> torch.Tensor:
+        """What the shard holds of a parameter-shaped tensor, in the form of `view`."""
+        segment = self.segments[slot.index]
+        if segment.elements == slot.elements:
+            return value.reshape(slot.shape)
+        return value.reshape(-1)[segment.start : segment.start + segment.elements]
 
     def master_copy(self, slot: ParamSlot) -> torch.Tensor:
-        """A copy of one parameter's fp32 master."""
+        """A copy of what is held of one parameter's fp32 master, in the form of `view`."""
         self.sync_high()
         high = self.view(self.high, slot)
         if self.low is None:
@@ -267,20 +290,21 @@ class PartStorage:
         return join(high, self.view(self.low, slot))
 
     def set_master(self, slot: ParamSlot, value: torch.Tensor) -> None:
-        """Write one parameter's fp32 master; the working weight on the device is not touched.
+        """Write what is held of one parameter's fp32 master, given whole.
 
-        Only where the master does not lie in the working weight itself. Temporary memory is
-        bounded, whatever the parameter's size.
+        The working weight on the device is not touched. Only where the master does not lie in
+        the working weight itself. Temporary memory is bounded, whatever the parameter's size.
         """
         self.sync_high()
-        high = self.high[slot.offset : slot.end]
-        low = None if self.low is None else self.low[slot.offset : slot.end]
-        flat = value.detach().reshape(-1)
+        segment = self.segments[slot.index]
+        high = self.high[segment.offset : segment.end]
+        low = None if self.low is None else self.low[segment.offset : segment.end]
+        flat = self.share(value.detach(), slot).reshape(-1)
         if low is not None and flat.dtype is torch.bfloat16:
             high.copy_(flat)
             low.zero_()
             return
-        for start in range(0, slot.elements, _CHUNK_ELEMENTS):
+        for start in range(0, segment.elements, _CHUNK_ELEMENTS):
             chunk = slice(start, start + _CHUNK_ELEMENTS)
             single = flat[chunk].to(device=high.device, dtype=torch.float32)
             if low is None:
@@ -291,7 +315,7 @@ class PartStorage:
     def sync_high(self) -> None:
         """Copy the weights over their mirror on the host, where the device updated them last."""
         if self.high_is_stale:
-            self.high.copy_(self.weights)
+            self.high.copy_(self.own_weights)
             self.high_is_stale = False
 
     def close(self) -> None:
@@ -301,8 +325,9 @@ class PartStorage:
         for arena in arenas:
             if arena is not None:
                 arena.close()
+        self.weights = self.own_weights = self.high = torch.empty(0)
+        self.exp_avg = self.exp_avg_sq = torch.empty(0)
         self._state.high = self.low = None
-        self.weights = self.high = self.exp_avg = self.exp_avg_sq = torch.empty(0)
         self._state.exp_avg = self._state.exp_avg_sq = torch.empty(0)
         self._state.low = None
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from forebay.engine.part import PartStorage
-    from forebay.model.layout import ParamSlot
+    from forebay.model.layout import ParamSlot, Segment
 
 __all__ = ["GradientState", "ParamRecord"]
 
@@ -92,6 +92,11 @@ class ParamRecord:
         self.master_is_loaded = False
         self.loaded_low: torch.Tensor | None = None
         self.standin = self._new_standin()
+
+    @property
+    def segment(self) -> Segment:
+        """What this rank holds of the parameter's state."""
+        return self.part.segments[self.index]
 
     @property
     def label(self) -> str:

@@ -261,11 +261,11 @@ def write_master(record: ParamRecord, start: int, master: torch.Tensor) -> None:
         high, low = split(master)
         part.low[here] = low.to(part.low.device)
         part.weights[here] = high.to(part.weights.device)
-        if part.high is not part.weights:
+        if not part.high_is_weight:
             part.high[here] = high.to(part.high.device)
         return
     part.weights[here] = round_to(master, part.dtype).to(part.weights.device)
-    if part.high is not part.weights:
+    if not part.high_is_weight:
         part.high[here] = master.to(part.high.device)
 
 

@@ -46,10 +46,10 @@ def check_entry(record: ParamRecord, entry: Mapping[str, Any]) -> None:
             raise CheckpointError(f"the state of {record.label} has no {name}")
     for name in _TENSORS:
         value = entry.get(name)
-        if value is not None and tuple(value.shape) != record.slot.shape:
+        shape = tuple(record.part.view(record.part.exp_avg, record.slot).shape)
+        if value is not None and tuple(value.shape) != shape:
             raise CheckpointError(
-                f"{name} of {record.label} has shape {tuple(value.shape)}, the parameter "
-                f"{record.slot.shape}"
+                f"{name} of {record.label} has shape {tuple(value.shape)}, the parameter {shape}"
             )
 
 

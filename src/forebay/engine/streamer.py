@@ -47,7 +47,7 @@ class StagedPart:
     """
 
     def __init__(self, part: PartStorage, block: torch.Tensor) -> None:
-        n = part.layout.elements
+        n = part.elements
         self.block = block
         self.ticket: Any = None
         self.exp_avg = block[: 4 * n].view(torch.float32)
@@ -69,12 +69,12 @@ class StagedPart:
         """What the device updates: staged moments and master, the weights in place."""
         whole = self.master is not None
         return FlatState(
-            high=part.weights if self.master is None else self.master,
+            high=part.own_weights if self.master is None else self.master,
             low=self.low,
             exp_avg=self.exp_avg,
             exp_avg_sq=self.exp_avg_sq,
-            out=part.weights if whole else None,
-            segments=tuple((slot.offset, slot.elements) for slot in part.layout.slots),
+            out=part.own_weights if whole else None,
+            segments=part.update_segments,
         )
 
 
@@ -112,9 +112,7 @@ class Streamer:
                 # its gradient has landed already: the host updates it
                 self._waiting.popleft()
                 continue
-            need = sum(
-                (state_item_bytes(p) + p.dtype.itemsize) * p.layout.elements for p in unit.parts
-            )
+            need = sum((state_item_bytes(p) + p.dtype.itemsize) * p.elements for p in unit.parts)
             if self._room.free_bytes() - self._promised_bytes() < need:
                 break
             self._waiting.popleft()
@@ -124,7 +122,7 @@ class Streamer:
     def _promised_bytes(self) -> int:
         """Gradients still to come of units whose state is here: they will stay on the device."""
         return sum(
-            part.weights.numel() * part.weights.element_size()
+            part.own_weights.nbytes
             for unit in self._staged
             if not unit.departed
             for part in unit.parts
@@ -136,7 +134,7 @@ class Streamer:
         for record in unit.records:
             refresh_master(record)
         for part in unit.parts:
-            nbytes = state_item_bytes(part) * part.layout.elements
+            nbytes = state_item_bytes(part) * part.elements
             reservation = self._ledger.reserve(
                 Tier.DEVICE, Role.STAGING, nbytes, what=f"state of unit {unit.name} on its visit"
             )

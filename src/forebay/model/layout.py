@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,6 +22,8 @@ __all__ = [
     "ITEM_BYTES",
     "ParamSlot",
     "PartLayout",
+    "Segment",
+    "Shard",
     "UnitLayout",
     "layout_unit",
 ]
@@ -60,6 +62,48 @@ class ParamSlot:
         return self.offset + self.elements
 
 
+class Segment(NamedTuple):
+    """The piece of one parameter that a shard holds.
+
+    Attributes:
+        offset: First element in the shard.
+        elements: Number of elements; 0 where the shard holds none of the parameter.
+        start: First element in the parameter, flat.
+    """
+
+    offset: int
+    elements: int
+    start: int
+
+    @property
+    def end(self) -> int:
+        """One past the last element in the shard."""
+        return self.offset + self.elements
+
+
+class Shard(NamedTuple):
+    """A range `[start, end)` of a part's flat space."""
+
+    start: int
+    end: int
+
+    @property
+    def elements(self) -> int:
+        """Its length."""
+        return self.end - self.start
+
+    def inner(self, other: Shard) -> Shard:
+        """Where `other` lies in this one, which must contain it."""
+        return Shard(other.start - self.start, other.end - self.start)
+
+    def segment(self, slot: ParamSlot) -> Segment:
+        """What it holds of a parameter."""
+        first = min(max(self.start, slot.offset), self.end)
+        last = max(first, min(self.end, slot.end))
+        start = min(max(0, first - slot.offset), slot.elements)
+        return Segment(first - self.start, last - first, start)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartLayout:
     """The parameters of one unit that share a working dtype, in one flat space.
@@ -81,10 +125,15 @@ class PartLayout:
         """Elements that are parameters, without padding."""
         return sum(slot.elements for slot in self.slots)
 
-    def shard(self, rank: int) -> tuple[int, int]:
-        """Element range `[start, end)` of one rank's slice."""
+    @property
+    def whole(self) -> Shard:
+        """All of it."""
+        return Shard(0, self.elements)
+
+    def shard(self, rank: int) -> Shard:
+        """One rank's slice."""
         size = self.elements // self.world_size
-        return rank * size, (rank + 1) * size
+        return Shard(rank * size, (rank + 1) * size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,14 +48,14 @@ def part_bytes(
         device_page_bytes: What each device allocation is rounded up to: the page size where the
             device is the host.
     """
-    item, n = ITEM_BYTES[part.dtype], part.elements
+    item, n = ITEM_BYTES[part.dtype], placement.sharding.state(part).elements
     master = placement.master_layout(part.dtype)
     page = mmap.PAGESIZE
 
     def _on_device(nbytes: int) -> int:
         return _rounded(nbytes, device_page_bytes)
 
-    sizes: dict[tuple[str, str], int] = {("device", "lp_params"): _on_device(item * n)}
+    sizes: dict[tuple[str, str], int] = {("device", "lp_params"): _on_device(item * part.elements)}
     if update is not UpdatePlace.DEVICE:
         sizes["host", "hp_params"] = _rounded(4 * n, page)
         sizes["host", "optim_states"] = _rounded(8 * n, page)

@@ -10,12 +10,13 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from forebay.model.layout import UnitLayout
+    from forebay.model.layout import PartLayout, Shard, UnitLayout
 
 __all__ = [
     "Accumulation",
     "MasterLayout",
     "Placement",
+    "Sharding",
     "SixteenBitMaster",
     "UnitPlacement",
     "UpdatePlace",
@@ -64,6 +65,30 @@ class SixteenBitMaster(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Sharding:
+    """How state is spread over ranks, seen from one of them.
+
+    Attributes:
+        rank: This rank.
+        size: Number of ranks.
+        stage: 0: every rank holds all; 1: optimizer state is sharded; 2: gradients too; 3:
+            parameters too.
+    """
+
+    rank: int = 0
+    size: int = 1
+    stage: int = 0
+
+    def own(self, part: PartLayout) -> Shard:
+        """The slice whose gradient this rank adds up."""
+        return part.shard(self.rank)
+
+    def state(self, part: PartLayout) -> Shard:
+        """The slice whose master and moments this rank holds and updates."""
+        return part.whole if self.stage == 0 else self.own(part)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UnitPlacement:
     """One unit and where it updates."""
 
@@ -81,6 +106,7 @@ class Placement:
         backwards_per_update: Backwards in a window as far as known; a hint, never a condition.
         bf16_master: Layout of masters behind bf16 weights.
         piece_elements: Elements of one piece of an update and of the copy that follows it.
+        sharding: How state is spread over ranks.
     """
 
     units: tuple[UnitPlacement, ...]
@@ -88,6 +114,7 @@ class Placement:
     backwards_per_update: int = 1
     bf16_master: SixteenBitMaster = SixteenBitMaster.SPLIT
     piece_elements: int = 4 << 20  # 8 MiB of bf16: a link's bandwidth saturates from there on
+    sharding: Sharding = Sharding()
 
     def streamed_item_bytes(self, dtype: str) -> int:
         """Bytes per parameter that a streamed unit moves each way; 10 with split masters."""

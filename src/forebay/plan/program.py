@@ -132,17 +132,21 @@ class Program:
         )
 
 
-def _unit_bytes(unit: UnitPlacement, item_bytes: int | None = None) -> int:
+def _unit_bytes(unit: UnitPlacement, placement: Placement, item_bytes: int | None = None) -> int:
+    """Bytes of what this rank holds of a unit's parameters, without padding."""
     return sum(
-        part.parameter_elements * (item_bytes or ITEM_BYTES[part.dtype])
+        placement.sharding.state(part).segment(slot).elements
+        * (item_bytes or ITEM_BYTES[part.dtype])
         for part in unit.layout.parts
+        for slot in part.slots
     )
 
 
 def _state_bytes(unit: UnitPlacement, placement: Placement) -> int:
     """Bytes that a streamed unit's state moves each way, padding included."""
     return sum(
-        placement.streamed_item_bytes(part.dtype) * part.elements for part in unit.layout.parts
+        placement.streamed_item_bytes(part.dtype) * placement.sharding.state(part).elements
+        for part in unit.layout.parts
     )
 
 
@@ -166,7 +170,7 @@ def _gradient_ops(builder: _Builder, unit: UnitPlacement, placement: Placement) 
             kind=OpKind.LAND_FOLD,
             lane=Lane.DOWN,
             unit=index,
-            nbytes=_unit_bytes(unit),
+            nbytes=_unit_bytes(unit, placement),
             trigger=trigger,
             turn=Turn.EVERY,
         )
@@ -193,7 +197,7 @@ def _gradient_ops(builder: _Builder, unit: UnitPlacement, placement: Placement) 
         kind=OpKind.LAND,
         lane=Lane.DOWN,
         unit=index,
-        nbytes=_unit_bytes(unit, item),
+        nbytes=_unit_bytes(unit, placement, item),
         after=(norm,),
         trigger=trigger,
     )
@@ -246,7 +250,7 @@ def build_program(placement: Placement, *, order: Sequence[int]) -> Program:
                 kind=OpKind.PUBLISH,
                 lane=Lane.UP,
                 unit=index,
-                nbytes=_unit_bytes(unit),
+                nbytes=_unit_bytes(unit, placement),
                 after=(updated,),
                 trigger=step,
             )
