@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import zlib
 from typing import Any
 
 import pytest
@@ -12,8 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from checkpoint_cases import Layout, engine_of, run
+from forebay.checkpoint.checksum import Checksum
 from forebay.checkpoint.header import MAX_HEADER_BYTES, parse_header
-from forebay.checkpoint.manifest import MAX_MANIFEST_BYTES
+from forebay.checkpoint.manifest_json import MAX_MANIFEST_BYTES
 from forebay.checkpoint.reader import Checkpoint
 from forebay.checkpoint.values import decode, encode
 from forebay.errors import CheckpointError
@@ -32,9 +32,9 @@ def saved(tmp_path_factory):
 
 def _sealed(body: dict[str, Any]) -> bytes:
     """A manifest with a checksum that matches, as an attacker writes it."""
-    body.pop("manifest_crc32", None)
+    body.pop("manifest_crc32c", None)
     text = json.dumps(body, separators=(",", ":")).encode()[:-1]
-    return text + b',"manifest_crc32":%d}\n' % zlib.crc32(text)
+    return text + b',"manifest_crc32c":%d}\n' % Checksum.CRC32C.of(text)
 
 
 def _refused(folder) -> str:
@@ -82,9 +82,9 @@ _ATTACKS = {
     "hole": lambda b: _master(b)[0].update(start=1),
     "short": lambda b: _master(b)[0].update(end=_master(b)[0]["end"] - 1),
     "backwards": lambda b: _master(b)[0].update(start=5, end=2),
-    "no checksums": lambda b: _master(b)[0].update(crc32=[]),
-    "many checksums": lambda b: _master(b)[0].update(crc32=[1] * 1000),
-    "wrong checksum": lambda b: _master(b)[0]["crc32"].__setitem__(0, 1),
+    "no checksums": lambda b: _master(b)[0].update(crc32c=[]),
+    "many checksums": lambda b: _master(b)[0].update(crc32c=[1] * 1000),
+    "wrong checksum": lambda b: _master(b)[0]["crc32c"].__setitem__(0, 1),
     "unknown dtype": lambda b: _parameter(b).update(dtype="F1"),
     "unknown kind": lambda b: _parameter(b).update(kind="magic"),
     "other kind": lambda b: _parameter(b).update(kind="frozen", group=None),
@@ -103,7 +103,9 @@ _ATTACKS = {
     "negative step": lambda b: _parameter(b).update(step=-3),
     "counter": lambda b: b["counters"].update(global_steps="many"),
     "other format": lambda b: b.update(format="pickle"),
-    "later version": lambda b: b.update(version=2),
+    "earlier version": lambda b: b.update(version=1),
+    "version as flag": lambda b: b.update(version=True),
+    "later version": lambda b: b.update(version=3),
 }
 
 

@@ -23,6 +23,7 @@ class GatedDisk(RealDisk):
     """Writes nothing before the gate is opened; may fail then."""
 
     def __init__(self, error: OSError | None = None) -> None:
+        super().__init__()
         self.gate = threading.Event()
         self._error = error
 

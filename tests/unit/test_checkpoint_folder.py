@@ -21,6 +21,7 @@ class RecordingDisk(RealDisk):
     """Keeps the order of everything that is asked of it; may stop at one call."""
 
     def __init__(self, stop_at: int = -1) -> None:
+        super().__init__()
         self.calls: list[tuple[str, str]] = []
         self._names: dict[int, str] = {}
         self._stop_at = stop_at
@@ -34,9 +35,9 @@ class RecordingDisk(RealDisk):
         self._note("make_folder", path.name)
         super().make_folder(path)
 
-    def create(self, path):
+    def create(self, path, *, nbytes=0):
         self._note("create", path.name)
-        file = super().create(path)
+        file = super().create(path, nbytes=nbytes)
         self._names[file] = path.name
         return file
 

@@ -159,8 +159,11 @@ def _largest_difference(
 ) -> float | None:
     """The largest |a - b| of a role; None where every bit is the same."""
     sums = [
-        [(piece.start, piece.end, piece.crc32) for piece in entry.slices[role]]
-        for entry in (ours, theirs)
+        (
+            checkpoint.manifest.checksum,
+            [(piece.start, piece.end, piece.checksums) for piece in entry.slices[role]],
+        )
+        for checkpoint, entry in ((left, ours), (right, theirs))
     ]
     if sums[0] == sums[1]:
         return None

@@ -33,6 +33,8 @@ _TORCH_NAMES: Final = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 # transformers' own size of a file.
 _FILE_BYTES: Final = 5_000_000_000
 _BLOCKS: Final = 3
+# 4 MiB of fp32; rounding takes a few times that.
+_PIECE: Final = 1 << 20
 _KEPT: Final = frozenset({"F64", "F32", "F16", "BF16"})
 
 
@@ -76,11 +78,14 @@ class _Weight:
     def fill(self, begin: int, end: int, *, into: memoryview) -> None:
         """Read and round."""
         dtype = DTYPES[self.spec.dtype]
-        item = dtype.itemsize
-        value = self._checkpoint.read(self._entry, self._role, begin // item, end // item)
-        if value.dtype is not dtype:
-            value = round_to(value.float(), dtype)
-        torch.frombuffer(into, dtype=torch.uint8).copy_(value.view(torch.uint8))
+        first, last = begin // dtype.itemsize, end // dtype.itemsize
+        target = torch.frombuffer(into, dtype=dtype)
+        for start in range(first, last, _PIECE):
+            stop = min(start + _PIECE, last)
+            value = self._checkpoint.read(self._entry, self._role, start, stop)
+            if value.dtype is not dtype:
+                value = round_to(value.float(), dtype)
+            target[start - first : stop - first] = value
 
 
 def export(checkpoint: Checkpoint, out: Path, *, dtype: str | None = None) -> Exported:

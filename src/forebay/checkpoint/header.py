@@ -96,9 +96,17 @@ def dtype_name(dtype: torch.dtype, *, what: str) -> str:
 
 
 def build_header(
-    tensors: Sequence[TensorSpec], *, metadata: dict[str, str] | None = None
+    tensors: Sequence[TensorSpec],
+    *,
+    metadata: dict[str, str] | None = None,
+    data_alignment: int = 8,
 ) -> tuple[bytes, list[int]]:
     """The head of a file with these tensors in this order.
+
+    Args:
+        tensors: What follows.
+        metadata: The file's own.
+        data_alignment: The first tensor begins at a multiple of so many bytes, itself one of 8.
 
     Returns:
         The bytes before the data, and where in the file each tensor begins.
@@ -116,8 +124,8 @@ def build_header(
         }
         position = end
     text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
-    # The library pads with spaces to a multiple of 8, so that data is aligned.
-    text += b" " * (-len(text) % 8)
+    # With spaces, as the library does it.
+    text += b" " * (-(8 + len(text)) % data_alignment)
     head = len(text).to_bytes(8, "little") + text
     return head, [len(head) + begin for begin in begins]
 

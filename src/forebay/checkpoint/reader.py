@@ -10,7 +10,7 @@ import contextlib
 import errno
 import os
 import stat
-import zlib
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -20,10 +20,9 @@ from forebay.checkpoint.header import DTYPES, MAX_HEADER_BYTES, TensorSpec, pars
 from forebay.checkpoint.manifest import (
     BLOCK_BYTES,
     MANIFEST,
-    MAX_MANIFEST_BYTES,
-    Manifest,
     Role,
 )
+from forebay.checkpoint.manifest_json import MAX_MANIFEST_BYTES, parse_manifest
 from forebay.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -68,7 +67,7 @@ class Checkpoint:
         self._stack = contextlib.ExitStack()
         try:
             self._folder = self._open_folder(folder)
-            self.manifest = Manifest.from_bytes(self._read_manifest(), what=str(folder / MANIFEST))
+            self.manifest = parse_manifest(self._read_manifest(), what=str(folder / MANIFEST))
             for entry in self.manifest.files:
                 self._files[entry.name] = self._open_file(entry)
             self._check_tensors()
@@ -117,7 +116,9 @@ class Checkpoint:
         if not 2 <= length <= min(MAX_HEADER_BYTES, size - 8):
             raise CheckpointError(f"{path} says that its header has {length} bytes of its {size}")
         text = self._pread(descriptor, length, at=8, name=entry.name)
-        if zlib.crc32(text, zlib.crc32(length.to_bytes(8, "little"))) != entry.header_crc32:
+        checksum = self.manifest.checksum
+        found = checksum.of(text, checksum.of(length.to_bytes(8, "little")))
+        if found != entry.header_checksum:
             raise CheckpointError(f"{path} is damaged: the checksum of its header does not match")
         tensors = parse_header(text, data_bytes=size - 8 - length, what=str(path))
         return _File(descriptor, 8 + length, tensors)
@@ -161,6 +162,11 @@ class Checkpoint:
         Raises:
             CheckpointError: A file is damaged; names it and the tensor.
         """
+        checksum = self.manifest.checksum
+        buffers = threading.local()
+
+        def prepare() -> None:
+            buffers.part = memoryview(bytearray(_PART_BYTES))
 
         def check(item: tuple[TensorSpec, Slice, int]) -> None:
             spec, piece, index = item
@@ -170,10 +176,10 @@ class Checkpoint:
             at = file.data_at + file.tensors[spec.key][1] + begin
             found = 0
             for part in range(at, at + nbytes, _PART_BYTES):
-                size = min(_PART_BYTES, at + nbytes - part)
-                data = self._pread(file.descriptor, size, at=part, name=piece.file)
-                found = zlib.crc32(data, found)
-            if found != piece.crc32[index]:
+                data = buffers.part[: min(_PART_BYTES, at + nbytes - part)]
+                self._read_into(data, file.descriptor, at=part, name=piece.file)
+                found = checksum.of(data, found)
+            if found != piece.checksums[index]:
                 raise CheckpointError(
                     f"{self.folder / piece.file} is damaged: the checksum of "
                     f"{spec.key[:80]!r} does not match",
@@ -183,9 +189,9 @@ class Checkpoint:
         blocks = (
             (spec, piece, index)
             for spec, piece in self._everything(roles)
-            for index in range(len(piece.crc32))
+            for index in range(len(piece.checksums))
         )
-        with ThreadPoolExecutor(_THREADS, thread_name_prefix="forebay-verify") as pool:
+        with ThreadPoolExecutor(_THREADS, "forebay-verify", initializer=prepare) as pool:
             # a batch at a time, so that the first damage is found before all is read
             while batch := [item for _, item in zip(range(4 * _THREADS), blocks, strict=False)]:
                 list(pool.map(check, batch))

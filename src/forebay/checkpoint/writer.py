@@ -5,13 +5,15 @@ Memory is bounded by the staging that it is given. It decides nothing about name
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import threading
-import zlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from forebay.checkpoint.checksum import Checksum
+from forebay.checkpoint.disk import FILE_ALIGNMENT, is_aligned
 from forebay.checkpoint.header import TensorSpec, build_header
 from forebay.checkpoint.manifest import BLOCK_BYTES, FileEntry
 
@@ -26,7 +28,7 @@ __all__ = ["FILE_BYTES", "Staging", "TensorWriter", "Written", "plan_files"]
 
 # Large enough that opening one costs nothing, small enough to copy and to read in parallel.
 FILE_BYTES: Final = 4 << 30
-# A core checks some 1 GB/s; four feed any single drive.
+# Direct writes wait for the disk: four keep its queue full, and hardly take a core's time.
 _THREADS: Final = 4
 
 
@@ -46,7 +48,7 @@ class Written:
 class Staging:
     """Memory that is lent to whoever fills it and comes back once written. Thread-safe.
 
-    Full blocks are mappings that are used again; small tensors, of which there may be thousands,
+    Blocks are mappings; full ones are used again. Small tensors, of which there may be thousands,
     take their own bytes alone.
 
     Args:
@@ -69,7 +71,7 @@ class Staging:
             self._left -= size
             if size == BLOCK_BYTES and self._blocks:
                 return self._blocks.pop()
-        return memoryview(mmap.mmap(-1, size) if size == BLOCK_BYTES else bytearray(size))
+        return _memory(size)
 
     def give(self, block: memoryview) -> None:
         """Hand memory back."""
@@ -86,15 +88,21 @@ class Staging:
             self._changed.notify_all()
 
 
+def _memory(nbytes: int) -> memoryview:
+    if nbytes < mmap.PAGESIZE:
+        return memoryview(bytearray(nbytes))
+    mapping = mmap.mmap(-1, nbytes)
+    with contextlib.suppress(OSError):  # a kernel without them
+        mapping.madvise(mmap.MADV_HUGEPAGE)
+    return memoryview(mapping)
+
+
 def _lent_bytes(nbytes: int) -> int:
     return BLOCK_BYTES if nbytes > BLOCK_BYTES // 2 else nbytes
 
 
 def plan_files(sources: Iterable[Source], *, file_bytes: int = FILE_BYTES) -> list[list[Source]]:
-    """Cut a list of tensors into files of at most so many bytes, or one tensor each.
-
-    In each file wider elements come first, as the library does it, so that all lie aligned.
-    """
+    """Cut a list of tensors into files of at most so many bytes, or one tensor each."""
     files: list[list[Source]] = [[]]
     size = 0
     for source in sources:
@@ -171,7 +179,7 @@ class TensorWriter:
         if self._error is not None:
             raise self._error
         return Written(
-            tuple(entries), {key: (name, tuple(crcs)) for key, (name, crcs) in sums.items()}
+            tuple(entries), {key: (name, tuple(found)) for key, (name, found) in sums.items()}
         )
 
     def _file(
@@ -182,24 +190,29 @@ class TensorWriter:
         pool: ThreadPoolExecutor,
         sums: dict[str, tuple[str, list[int]]],
     ) -> FileEntry:
-        ordered = sorted(sources, key=lambda source: -_item_bytes(source.spec))
-        head, begins = build_header([s.spec for s in ordered], metadata=self._metadata)
-        file = _File(self._disk.create(self._folder / name))
+        ordered = sorted(sources, key=lambda source: _place(source.spec))
+        head, begins = build_header(
+            [source.spec for source in ordered],
+            metadata=self._metadata,
+            data_alignment=FILE_ALIGNMENT,
+        )
+        end = len(head) + sum(source.spec.nbytes for source in sources)
+        file = _File(self._disk.create(self._folder / name, nbytes=end))
         self._open[file.descriptor] = file
         begin_of = {id(source): at for source, at in zip(ordered, begins, strict=True)}
         self._disk.write(file.descriptor, memoryview(head), at=0)
         for source in sources:
-            crcs = [0] * -(-source.spec.nbytes // BLOCK_BYTES)
-            sums[source.spec.key] = (name, crcs)
-            for index in range(len(crcs)):
+            found = [0] * -(-source.spec.nbytes // BLOCK_BYTES)
+            sums[source.spec.key] = (name, found)
+            begin = begin_of[id(source)]
+            for index in range(len(found)):
                 if self._error is not None:
                     raise self._error
-                self._block(source, index, pool=pool, file=file, at=begin_of[id(source)], crcs=crcs)
+                self._block(source, index, pool=pool, file=file, at=begin, sums=found)
             if self._on_read is not None:
                 self._on_read(source)
         self._finish_part(file)
-        end = len(head) + sum(source.spec.nbytes for source in sources)
-        return FileEntry(name=name, nbytes=end, header_crc32=zlib.crc32(head))
+        return FileEntry(name=name, nbytes=end, header_checksum=Checksum.CRC32C.of(head))
 
     def _block(
         self,
@@ -209,13 +222,13 @@ class TensorWriter:
         pool: ThreadPoolExecutor,
         file: _File,
         at: int,
-        crcs: list[int],
+        sums: list[int],
     ) -> None:
         begin = index * BLOCK_BYTES
         end = min(begin + BLOCK_BYTES, source.spec.nbytes)
         view = None if self._copies else source.view(begin, end)
         block = None
-        if view is None:
+        if view is None or not is_aligned(view):
             block = self._staging.take(end - begin)
             if block is None:
                 return
@@ -229,7 +242,7 @@ class TensorWriter:
         def work() -> None:
             try:
                 if self._error is None:
-                    crcs[index] = zlib.crc32(view)
+                    sums[index] = Checksum.CRC32C.of(view)
                     self._disk.write(file.descriptor, view, at=at + begin)
                     self._finish_part(file)
             except BaseException as error:
@@ -254,5 +267,9 @@ class TensorWriter:
         self._staging.stop()
 
 
-def _item_bytes(spec: TensorSpec) -> int:
-    return spec.nbytes // max(spec.elements, 1)
+def _place(spec: TensorSpec) -> tuple[bool, int, int]:
+    """Where a tensor comes in its file: whole pages first, since they can be written directly.
+
+    Of the others wider elements come first, as the library does it, so that all lie aligned.
+    """
+    return bool(spec.nbytes % FILE_ALIGNMENT), -(spec.nbytes // max(spec.elements, 1)), -spec.nbytes

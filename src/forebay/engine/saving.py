@@ -24,6 +24,7 @@ import torch
 from forebay.checkpoint.disk import RealDisk
 from forebay.checkpoint.folder import CheckpointFolder, check_tag
 from forebay.checkpoint.manifest import BLOCK_BYTES, MANIFEST
+from forebay.checkpoint.manifest_json import manifest_bytes
 from forebay.checkpoint.writer import Staging, TensorWriter, plan_files
 from forebay.engine.masters import refresh_master
 from forebay.engine.readers import Readers
@@ -242,7 +243,7 @@ class CheckpointSaver:
                 manifest = snapshot.manifest(writer.write(named))
                 if readers is not None:
                     snapshot.check_untouched(None)
-                self._write_file(hidden / MANIFEST, manifest.to_bytes())
+                self._write_file(hidden / MANIFEST, manifest_bytes(manifest))
                 path = folder.commit(hidden, tag=request.tag)
             except BaseException:
                 with contextlib.suppress(OSError):

@@ -15,6 +15,7 @@ import torch
 from forebay import native
 from forebay.checkpoint.header import TensorSpec, dtype_name
 from forebay.checkpoint.manifest import Kind, Manifest, ParameterEntry, Role, Slice, tensor_key
+from forebay.checkpoint.manifest_json import manifest_bytes
 from forebay.checkpoint.sources import JoinedSource, TensorSource
 from forebay.engine.random_state import RandomState
 from forebay.errors import CheckpointError, UnsupportedError
@@ -102,7 +103,7 @@ class Snapshot:
 
 def _with_slices(entry: ParameterEntry, written: Written) -> ParameterEntry:
     roles = (Role.MASTER, Role.EXP_AVG, Role.EXP_AVG_SQ)
-    whole = Slice(start=0, end=entry.elements, file="", crc32=())
+    whole = Slice(start=0, end=entry.elements, file="", checksums=())
     return replace(
         entry,
         slices={
@@ -113,8 +114,8 @@ def _with_slices(entry: ParameterEntry, written: Written) -> ParameterEntry:
 
 
 def _slice(spec: TensorSpec, written: Written) -> Slice:
-    file, crc32 = written.places[spec.key]
-    return Slice(start=0, end=spec.elements, file=file, crc32=crc32)
+    file, checksums = written.places[spec.key]
+    return Slice(start=0, end=spec.elements, file=file, checksums=checksums)
 
 
 def take_snapshot(engine: Engine, run: RunState) -> Snapshot:
@@ -163,7 +164,7 @@ def take_snapshot(engine: Engine, run: RunState) -> Snapshot:
         client_state=run.client_state,
         writer="forebay",
     )
-    draft.to_bytes()  # a value that is not plain is refused before anything is written
+    manifest_bytes(draft)  # a value that is not plain is refused before anything is written
     return Snapshot(
         sources=tuple(sources), versions=tuple(versions), draft=draft, random_specs=random_specs
     )
