@@ -15,14 +15,13 @@ from torch import nn
 
 import forebay
 from forebay import BudgetError
-from forebay.engine import EngineOptions, build, offload_with
+from forebay.engine import build, offload_with
 from forebay.engine.options import SumPlace
 from forebay.hardware.limits import host_ceiling
 from forebay.model.layout import ITEM_BYTES
 from forebay.plan import Accumulation, SixteenBitMaster, UpdatePlace, forecast
 from forebay.plan.placement import Placement
-from forebay.tiers.host import PageLocking
-from forebay.tiers.ledger import Ledger, Role, Tier
+from forebay.tiers.ledger import Role, Tier
 from forebay.units_of_measure import parse_bytes
 from unit.engine_cases import CPU, adamw, mlp, offloaded, run, same, weights
 
@@ -291,32 +290,3 @@ def test_closing_gives_everything_back_but_the_weights():
     del model, optimizer
     gc.collect()
     assert not ledger.table()
-
-
-def test_refused_page_lock_is_said_once():
-    class Locker:
-        def register_host(self, address, nbytes):
-            raise RuntimeError("CUDA_ERROR_OUT_OF_MEMORY")
-
-        def unregister_host(self, address):
-            raise AssertionError("nothing was locked")
-
-    policy = PageLocking(Locker())
-    memory = build.PartMemory(device=torch.device("cpu"), ledger=Ledger(), page_locking=policy)
-    model = _wide(torch.bfloat16)
-    inspected = build_inputs(model)
-    placement = build.place(inspected.spec, options=EngineOptions(), device=torch.device("cpu"))
-    with pytest.warns(forebay.ForebayWarning, match="bytes") as caught:
-        units = build.build_units(inspected, placement=placement, memory=memory)
-    assert len(caught) == 1
-    assert "host memory" in str(caught[0].message)
-    assert policy.pageable_bytes > 0
-    for unit in units:
-        for part in unit.parts:
-            part.close()
-
-
-def build_inputs(model: nn.Module):
-    from forebay.model.inspect import inspect_model
-
-    return inspect_model(model, groups=adamw(model).param_groups)

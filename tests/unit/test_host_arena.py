@@ -1,4 +1,4 @@
-"""Host arenas: exact size, counted, page-locked where possible, safe to let go of."""
+"""Host arenas: exact size, counted, safe to let go of."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import mmap
 import os
 import signal
 import sys
-import warnings
 from pathlib import Path
 
 import pytest
@@ -15,8 +14,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay.errors import BudgetError, EngineClosedError, ForebayWarning
-from forebay.tiers.host import HostArena, PageLocking, resident_bytes
+from forebay.errors import BudgetError, EngineClosedError
+from forebay.tiers.host import HostArena, resident_bytes
 from forebay.tiers.ledger import Ledger, Role, Tier
 
 PAGE = mmap.PAGESIZE
@@ -32,22 +31,6 @@ def arena_of(nbytes, *, ledger=None, **options):
         what="moments",
         **options,
     )
-
-
-class Locker:
-    """A copy engine's page locking, recorded; refuses past a limit."""
-
-    def __init__(self, limit=None):
-        self.limit = limit
-        self.held = {}
-
-    def register_host(self, address, nbytes, /):
-        if self.limit is not None and sum(self.held.values()) + nbytes > self.limit:
-            raise RuntimeError("CUDA_ERROR_OUT_OF_MEMORY")
-        self.held[address] = nbytes
-
-    def unregister_host(self, address, /):
-        del self.held[address]
 
 
 @pytest.mark.parametrize("nbytes", SIZES)
@@ -144,42 +127,6 @@ def test_views_outlive_close_and_hold_the_reservation():
     del view
     gc.collect()
     assert ledger.bytes(Tier.HOST) == 0
-
-
-def test_creating_and_dropping_leaves_nothing():
-    ledger, locker = Ledger(), Locker()
-    locking = PageLocking(locker)
-    for _ in range(50):
-        arena_of(PAGE, ledger=ledger, page_locking=locking)
-    gc.collect()
-    assert (ledger.bytes(Tier.HOST), locker.held, locking.locked_bytes) == (0, {}, 0)
-
-
-def test_pages_are_locked_at_exact_size_and_unlocked():
-    locker = Locker()
-    locking = PageLocking(locker)
-    arena = arena_of(3 * PAGE - 5, page_locking=locking)
-    assert arena.locked
-    assert locker.held == {arena.address: 3 * PAGE}
-    assert locking.locked_bytes == 3 * PAGE
-    arena.close()
-    assert not arena.locked
-    assert not locker.held
-
-
-def test_refused_page_locking_falls_back_and_says_so_once():
-    """The driver calls it "out of memory"; the message names host memory and the bytes."""
-    locking = PageLocking(Locker(limit=PAGE))
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        arenas = [arena_of(2 * PAGE, page_locking=locking) for _ in range(3)]
-    (warning,) = caught
-    assert warning.category is ForebayWarning
-    assert f"({2 * PAGE} bytes) of host memory" in str(warning.message)
-    assert "CUDA_ERROR_OUT_OF_MEMORY" in str(warning.message)
-    assert not any(arena.locked for arena in arenas)
-    assert locking.pageable_bytes == 6 * PAGE
-    arenas[0].tensor(torch.uint8, offset_bytes=0, elements=2 * PAGE).fill_(1)
 
 
 @linux

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import mmap
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -26,6 +26,7 @@ from forebay.plan.solve import choose_places
 from forebay.tiers.heap import HeapTrimmer
 from forebay.tiers.host import HostArena
 from forebay.tiers.ledger import Role
+from forebay.tiers.page_locking import PageLocking
 from forebay.units_of_measure import budget_text, format_bytes
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from forebay.accelerators.base import Accelerator
     from forebay.model.inspect import InspectedModel
     from forebay.model.spec import ModelSpec
 
@@ -41,6 +43,7 @@ __all__ = [
     "build_units",
     "core_share",
     "move_the_rest",
+    "page_locking",
     "place",
     "refuse_what_does_not_fit",
     "ring_maker",
@@ -235,6 +238,15 @@ def move_the_rest(
     for buffer in model.buffers():
         if buffer.device != device:
             buffer.data = buffer.data.to(device)
+
+
+def page_locking(
+    options: EngineOptions, *, accelerator: Accelerator, core: Any
+) -> PageLocking | None:
+    """The policy for what crosses the link; None on `cpu` and where it is not asked for."""
+    if not options.page_lock or accelerator.device.type == "cpu":
+        return None
+    return PageLocking(accelerator.copy_engine(core))
 
 
 def ring_maker(placement: Placement, *, memory: PartMemory) -> Callable[[], HostArena]:

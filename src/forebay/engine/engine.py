@@ -21,6 +21,7 @@ from forebay.engine.build import (
     build_units,
     core_share,
     move_the_rest,
+    page_locking,
     place,
     refuse_what_does_not_fit,
     ring_maker,
@@ -51,7 +52,6 @@ from forebay.optim.rule import AdamRule
 from forebay.plan.memory import backlog_bytes
 from forebay.plan.placement import Accumulation
 from forebay.plan.program import build_program
-from forebay.tiers.host import PageLocking
 from forebay.tiers.ledger import Ledger, Tier
 
 if TYPE_CHECKING:
@@ -77,6 +77,7 @@ class Engine:
 
     Attributes:
         ledger: Every byte that forebay placed.
+        page_locking: Locks what crosses the link, in the background; None where nothing is.
         clip_norm: Bound on the global gradient norm; None does not clip.
         skipped_steps: Steps that changed nothing since a gradient was not finite.
 
@@ -151,10 +152,8 @@ class Engine:
         options, device = self.options, self.accelerator.device
         self.ledger = Ledger({Tier.DEVICE: options.device_budget, Tier.HOST: options.host_budget})
         core = native.core()
-        locking = None
-        if options.page_lock and device.type != "cpu":
-            locking = PageLocking(self.accelerator.copy_engine(core))
-        memory = PartMemory(device=device, ledger=self.ledger, page_locking=locking)
+        self.page_locking = page_locking(options, accelerator=self.accelerator, core=core)
+        memory = PartMemory(device=device, ledger=self.ledger, page_locking=self.page_locking)
         self.cores = core_share(options)
         self.units = build_units(inspected, placement=self.placement, memory=memory)
         move_the_rest(self.module, trained=inspected.params, device=device, cast_to=options.cast_to)
@@ -257,6 +256,8 @@ class Engine:
                     self._barrier.make_ready(unit)
         self.lanes.reap()
         self._swap.poll()
+        if self.page_locking is not None:
+            self.page_locking.report()
         self._stepper.conclude(outcome)
         self.lanes.mark(Moment.STEP_END)
         return outcome
@@ -387,6 +388,8 @@ class Engine:
             for unit in self.units:
                 for part in unit.parts:
                     part.close()
+            if self.page_locking is not None:
+                self.page_locking.wait()
 
 
 def _refuse_mixed_directions(groups: list[dict[str, Any]]) -> None:

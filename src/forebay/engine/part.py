@@ -11,7 +11,7 @@ write its whole unit, and `save_pretrained` would copy every weight first.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from forebay.model.layout import ParamSlot, PartLayout
     from forebay.plan.placement import Placement
-    from forebay.tiers.host import PageLocking
     from forebay.tiers.ledger import Ledger
+    from forebay.tiers.page_locking import PageLocking
 
 __all__ = ["TORCH_DTYPES", "GradientForm", "PartMemory", "PartStorage", "state_item_bytes"]
 
@@ -78,18 +78,24 @@ class _State:
         self.high: torch.Tensor | None = None
         self.low: torch.Tensor | None = None
         if update is not UpdatePlace.DEVICE:
+            visits = update is UpdatePlace.STREAMED
+            # Only what crosses the link is locked, which takes 0.7 s per GiB: all of it on visits,
+            # else the half that is the new weight (a whole master's is written over the gradient).
+            crossing = {
+                MasterLayout.WEIGHT: 4 * n,
+                MasterLayout.SPLIT: 4 * n if visits else 2 * n,
+                MasterLayout.WHOLE: 4 * n if visits else 0,
+            }
             hp = self._host(4 * n, Role.HP_PARAMS, f"masters of {what}", memory)
             if master is MasterLayout.SPLIT:
                 self.high = hp.tensor(torch.bfloat16, offset_bytes=0, elements=n)
                 self.low = hp.tensor(torch.int16, offset_bytes=2 * n, elements=n)
             else:
                 self.high = hp.tensor(torch.float32, offset_bytes=0, elements=n)
-            # Moments cross the link only on visits to the device; locking takes 0.7 s per GiB.
-            pageable = replace(memory, page_locking=None)
-            visits = update is UpdatePlace.STREAMED
-            moments = self._host(
-                8 * n, Role.OPTIM_STATES, f"moments of {what}", memory if visits else pageable
-            )
+            moments = self._host(8 * n, Role.OPTIM_STATES, f"moments of {what}", memory)
+            if memory.page_locking is not None:
+                hp.lock(memory.page_locking, nbytes=crossing[master])
+                moments.lock(memory.page_locking, nbytes=8 * n if visits else 0)
             self.exp_avg = moments.tensor(torch.float32, offset_bytes=0, elements=n)
             self.exp_avg_sq = moments.tensor(torch.float32, offset_bytes=4 * n, elements=n)
             return
@@ -103,9 +109,7 @@ class _State:
         )
 
     def _host(self, nbytes: int, role: Role, what: str, memory: PartMemory) -> HostArena:
-        arena = HostArena(
-            nbytes, ledger=memory.ledger, role=role, what=what, page_locking=memory.page_locking
-        )
+        arena = HostArena(nbytes, ledger=memory.ledger, role=role, what=what)
         self.arenas.append(arena)
         return arena
 

@@ -140,20 +140,25 @@ def _page_locking(device: torch.device) -> Finding:
         return Finding(
             part="page-locking", state=State.WORKS, detail="not needed: copies are memcpy"
         )
-    from forebay.tiers.host import HostArena, PageLocking
+    from forebay.tiers.host import HostArena
     from forebay.tiers.ledger import Ledger, Role
+    from forebay.tiers.page_locking import PageLocking
 
     try:
         locking = PageLocking(accelerator_for(device).copy_engine(native.core()))
         arena = HostArena(
             1 << 20, ledger=Ledger({}), role=Role.STAGING, what="a test", page_locking=locking
         )
+        locking.wait()
         arena.close()
+        refusal = locking.refusal
     except (RuntimeError, ForebayError) as error:
+        refusal = str(error)
+    if refusal is not None:
         return Finding(
             part="page-locking",
             state=State.MISSING,
-            detail=f"{str(error).splitlines()[0]}; copies run at a third of the link's rate",
+            detail=f"{refusal.splitlines()[0]}; copies run at a third of the link's rate",
             remedy="allow the process to lock memory (container option --ulimit memlock=-1)",
         )
     return Finding(part="page-locking", state=State.WORKS, detail="by the driver, exact in size")

@@ -26,7 +26,7 @@ from forebay.probe.workload import (
     rate_in_common,
     update_runs,
 )
-from forebay.tiers.host import PageLocking
+from forebay.tiers.page_locking import PageLocking
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from forebay.accelerators.base import Accelerator
-    from forebay.tiers.host import PageLocking
+    from forebay.tiers.page_locking import PageLocking
 
 __all__ = [
     "BYTES_PER_PARAMETER",
@@ -91,6 +91,8 @@ class PartState:
         self.exp_avg_sq = self.arena.tensor(
             torch.float32, offset_bytes=begin + 4 * elements, elements=elements
         )
+        if locking is not None:
+            locking.wait()
         for values in (self.grad, self.master, self.exp_avg):
             values.uniform_(-1e-2, 1e-2)
         self.exp_avg_sq.fill_(1e-4)
@@ -209,6 +211,8 @@ class LinkEnds:
             page_locking=locking,
         )
         self._host.tensor(torch.uint8, offset_bytes=0, elements=2 * nbytes).zero_()
+        if locking is not None:
+            locking.wait()
         device = accelerator.device
         self._device = [torch.zeros(nbytes, dtype=torch.uint8, device=device) for _ in range(2)]
         accelerator.synchronize()

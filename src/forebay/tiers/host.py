@@ -16,85 +16,25 @@ import contextlib
 import ctypes
 import mmap
 import os
-import warnings
 import weakref
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
-from forebay.errors import BudgetError, EngineClosedError, ForebayWarning
+from forebay.errors import BudgetError, EngineClosedError
 from forebay.tiers.ledger import Ledger, Role, Tier
-from forebay.units_of_measure import format_bytes
+from forebay.tiers.page_locking import LockState
 
-__all__ = ["HostArena", "PageLocker", "PageLocking", "resident_bytes"]
+if TYPE_CHECKING:
+    from forebay.tiers.page_locking import PageLock, PageLocking
+
+__all__ = ["HostArena", "resident_bytes"]
 
 # linux/prctl.h: PR_SET_VMA ("SVMA") and its only operation, PR_SET_VMA_ANON_NAME.
 _PR_SET_VMA = 0x53564D41
 _PR_SET_VMA_ANON_NAME = 0
 _PROT_NONE = 0
-
-
-class PageLocker(Protocol):
-    """Locks host pages for a copy engine; the engines of the native core are page lockers.
-
-    Call order: `PageLocking` calls `register_host` once after an arena is mapped and
-    `unregister_host` once before it is unmapped, if the first succeeded.
-    """
-
-    def register_host(self, address: int, nbytes: int, /) -> None:
-        """Lock the pages of a range; raises RuntimeError with the driver's reason."""
-
-    def unregister_host(self, address: int, /) -> None:
-        """Unlock a range that was locked from this address."""
-
-
-class PageLocking:
-    """The policy "lock the pages of arenas for this engine, or go on without and say so once".
-
-    Locking fails where the driver or the operating system caps locked memory. Training is then
-    slower but right, so it goes on with pageable memory after one warning that names host memory
-    and bytes (the driver's own text is "out of memory", which sends people to look at the
-    accelerator).
-
-    Args:
-        locker: The engine whose copies the arenas serve.
-
-    Attributes:
-        locked_bytes: Bytes locked now.
-        pageable_bytes: Bytes whose lock was refused.
-    """
-
-    def __init__(self, locker: PageLocker) -> None:
-        self._locker = locker
-        self.locked_bytes = 0
-        self.pageable_bytes = 0
-
-    def lock(self, address: int, *, nbytes: int, what: str) -> bool:
-        """Lock a range; False when that was refused."""
-        try:
-            self._locker.register_host(address, nbytes)
-        except (RuntimeError, OSError) as reason:
-            if not self.pageable_bytes:
-                warnings.warn(
-                    f"page-locking {format_bytes(nbytes)} ({nbytes} bytes) of host memory "
-                    f"for {what} failed: {reason}; accelerator memory is not the cause. Such "
-                    "memory stays pageable: copies are slower, results are the same\n"
-                    "hint: raise the limit on locked memory (ulimit -l), or free host memory",
-                    ForebayWarning,
-                    stacklevel=2,
-                )
-            self.pageable_bytes += nbytes
-            return False
-        self.locked_bytes += nbytes
-        return True
-
-    def unlock(self, address: int, nbytes: int) -> None:
-        """Unlock a range that `lock` accepted; never raises, since it runs during clean-up."""
-        self.locked_bytes -= nbytes
-        # The driver may be gone already when the interpreter shuts down; it unlocks by itself.
-        with contextlib.suppress(RuntimeError, OSError):
-            self._locker.unregister_host(address)
 
 
 class HostArena:
@@ -113,14 +53,13 @@ class HostArena:
         role: What they are in training.
         what: A short noun phrase for messages.
         tier: `Tier.HOST`, or `Tier.DEVICE` for the device arena of the `cpu` accelerator.
-        page_locking: Lock the pages by this policy; None leaves them pageable.
+        page_locking: Lock all pages by this policy, in the background; None leaves them pageable.
 
     Attributes:
         address: Address of the first byte, page-aligned.
         nbytes: Usable and reserved bytes, a multiple of the page size.
         tier: The tier that it counts to.
         role: What its bytes are in training.
-        locked: Whether the pages are locked for a copy engine.
 
     Raises:
         BudgetError: The budget does not hold the bytes, or the system has no address space.
@@ -169,15 +108,26 @@ class HostArena:
         _protect_and_name(
             self.address, nbytes=self.nbytes, name=f"forebay:{tier.value}:{role.value}"
         )
-        self.locked = bool(
-            page_locking is not None
-            and self.nbytes
-            and page_locking.lock(self.address, nbytes=self.nbytes, what=what)
-        )
-        self._unlock: weakref.finalize[[int, int], HostArena] | None = None
-        if self.locked and page_locking is not None:
-            self._unlock = weakref.finalize(self, page_locking.unlock, self.address, self.nbytes)
+        self._lock: PageLock | None = None
+        self._unlock: weakref.finalize[[PageLock], HostArena] | None = None
+        if page_locking is not None:
+            self.lock(page_locking, nbytes=self.nbytes)
+
+    def lock(self, page_locking: PageLocking, *, nbytes: int) -> None:
+        """Begin to lock the pages of the first `nbytes` bytes; returns at once. At most once."""
+        assert self._lock is None
+        nbytes = min(-(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE, self.nbytes)
+        if nbytes:
+            self._lock = page_locking.lock(
+                self.address, nbytes=nbytes, what=self._what, keep=self._view
+            )
+            self._unlock = weakref.finalize(self, page_locking.unlock, self._lock)
             self._unlock.atexit = False
+
+    @property
+    def locked(self) -> bool:
+        """Whether pages are locked for a copy engine by now."""
+        return self._lock is not None and self._lock.state is LockState.LOCKED
 
     @property
     def closed(self) -> bool:
@@ -217,7 +167,6 @@ class HostArena:
         """
         if self._unlock is not None:
             self._unlock()
-            self.locked = False
         self._view = None
 
     def __enter__(self) -> HostArena:
