@@ -134,5 +134,10 @@ def test_traffic_is_the_law(dtype):
     # parts are padded to 256 elements: 481 + 37, 407 + 11 and 33 + 3
     padded = (512 + 256) + (512 + 256) + (256 + 256)
     assert (streamed.down, streamed.up) == (3 * state_item * padded, 3 * state_item * padded)
+    # all addends but the last go down, and their fp32 sum comes up with the state
+    options = EngineOptions(update=UpdatePlace.STREAMED, backwards=4)
+    summed = train(replace(recipe, micro=4, options=options))
+    assert summed.down == 3 * (state_item * padded + 3 * item * elements)
+    assert summed.up == 3 * (state_item + 4) * padded
     resident = train(replace(recipe, options=EngineOptions(update=UpdatePlace.DEVICE)))
     assert (resident.down, resident.up) == (0, 0)

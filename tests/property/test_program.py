@@ -118,6 +118,8 @@ def test_each_unit_does_what_its_place_says_once(case):
             expected[OpKind.PUBLISH] = 1
         elif unit.update is UpdatePlace.STREAMED:
             expected |= {OpKind.FETCH: 1, OpKind.KEEP: 1, OpKind.WRITE_BACK: 1}
+            if sums_on_host:
+                expected[OpKind.LAND_FOLD] = 1
         assert kinds == expected
 
 
@@ -148,6 +150,10 @@ def test_traffic_is_the_table_of_the_law(case):
                 extra = {MasterLayout.WEIGHT: 0, MasterLayout.SPLIT: 2, MasterLayout.WHOLE: 4}
                 down += (8 + extra[master]) * part.elements
                 up += (8 + extra[master]) * part.elements
+                if placement.accumulation is Accumulation.HOST_SUM and k > 1:
+                    # all addends but the last go down, and their sum comes up with the state
+                    down += (k - 1) * item * count
+                    up += 4 * part.elements
     assert (program.traffic(Lane.DOWN), program.traffic(Lane.UP)) == (down, up)
     every = [op for op in program.ops if op.turn is Turn.EVERY]
     assert all(op.kind is OpKind.LAND_FOLD for op in every)

@@ -62,7 +62,7 @@ def test_order_lanes_and_bytes(case):
         for before in one.op.after:
             turn = one.backward if program.ops[before].turn is one.op.turn else last
             assert at[before, one.window, turn].end <= one.begin
-    runs = {Turn.EVERY: program.backwards, Turn.LAST: 1}
+    runs = {Turn.EVERY: program.backwards, Turn.EARLIER: program.backwards - 1, Turn.LAST: 1}
     assert len(result.ops) == 2 * sum(runs[op.turn] for op in program.ops)
     timeline = result.timeline
     for lane, row in ((Lane.UP, Row.UP), (Lane.DOWN, Row.DOWN)):

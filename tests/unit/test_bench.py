@@ -58,7 +58,15 @@ def _profile() -> Profile:
         forebay="0",
         kernel_level="avx2",
         threads=(ThreadRate(threads=1, update=1e10, copy=1e10),),
-        link=LinkRates(up=1e10, down=1e10, both=1e10, beside_update=5e9, update_beside=5e9),
+        link=LinkRates(
+            up=1e10,
+            down=1e10,
+            both=1e10,
+            beside_update=5e9,
+            update_beside=5e9,
+            down_beside_update=5e9,
+            update_beside_down=5e9,
+        ),
     )
 
 

@@ -21,7 +21,15 @@ def _profile(**changes) -> Profile:
             ThreadRate(threads=1, update=10e9, copy=9e9),
             ThreadRate(threads=2, update=18e9, copy=19e9),
         ),
-        "link": LinkRates(up=8e9, down=9e9, both=10e9, beside_update=5e9, update_beside=14e9),
+        "link": LinkRates(
+            up=8e9,
+            down=9e9,
+            both=10e9,
+            beside_update=5e9,
+            update_beside=14e9,
+            down_beside_update=4e9,
+            update_beside_down=15e9,
+        ),
     }
     return Profile(**{**values, **changes})
 

@@ -150,7 +150,7 @@ class _Forebay(_Passes):
             device=spec.device,
             clip_norm=spec.clip,
             update={"device": UpdatePlace.DEVICE, "host": UpdatePlace.HOST}.get(spec.variant),
-            places=_places(spec.variant, rates=rates),
+            places=_places(spec.variant, rates=rates, backwards=spec.accumulation),
             timing=Timing.SYNCHRONOUS if spec.variant == "synchronous" else Timing.DEFERRED,
             backwards=spec.accumulation,
             threads=spec.threads,
@@ -166,7 +166,7 @@ class _Forebay(_Passes):
 
 
 def _places(
-    variant: str, *, rates: Rates | None
+    variant: str, *, rates: Rates | None, backwards: int
 ) -> Callable[[ModelSpec], Sequence[UpdatePlace]] | None:
     if variant in ("planned", "synchronous", "host", "device"):
         return None
@@ -175,7 +175,7 @@ def _places(
 
         def _budgeted(model: ModelSpec) -> Sequence[UpdatePlace]:
             resident = int(share * _STATE_BYTES * model.elements)
-            return choose_places(model, rates=rates, resident_bytes=resident)
+            return choose_places(model, rates=rates, resident_bytes=resident, backwards=backwards)
 
         return _budgeted
     name, *numbers = variant.split("+")

@@ -70,9 +70,9 @@ def _update_places(
         return options.places(spec)
     if options.update is not None:
         return [options.update] * len(spec.units)
-    if device.type == "cpu" or accumulation_for(options) is Accumulation.HOST_SUM:
+    if device.type == "cpu":
         return [UpdatePlace.HOST] * len(spec.units)
-    return choose_places(spec, rates=options.rates)
+    return choose_places(spec, rates=options.rates, backwards=options.backwards or 1)
 
 
 def place(spec: ModelSpec, *, options: EngineOptions, device: torch.device) -> Placement:
@@ -190,7 +190,9 @@ def build_units(
                     for slot in layout.slots
                 ]
             )
-        unit = Unit(unit_placement, parts=parts, records=records)
+        unit = Unit(
+            unit_placement, parts=parts, records=records, accumulation=placement.accumulation
+        )
         unit.eager = unit_spec.name == OUTSIDE
         for record in unit.records:
             left_bytes = _host_bytes([record.param])

@@ -18,7 +18,6 @@ from forebay.engine.unit import WeightState
 from forebay.engine.window import Window
 from forebay.errors import GradientError, PendingWeightError, UnsupportedError
 from forebay.links.observer import Moment
-from forebay.plan.placement import Accumulation, UpdatePlace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -87,7 +86,6 @@ class Collector:
     Args:
         units: Every unit by index.
         executor: Carries out what a complete gradient starts.
-        accumulation: How a window's addends are summed.
         expected: Backwards per update as far as known.
 
     Attributes:
@@ -101,14 +99,12 @@ class Collector:
         *,
         executor: Executor,
         program: Program,
-        accumulation: Accumulation,
         expected: int,
     ) -> None:
         self.units = units
         self.records = [record for unit in units for record in unit.records]
         self._executor = executor
         self.program = program
-        self.accumulation = accumulation
         self.window = Window(
             expected=expected,
             on_open=self._open_backward,
@@ -160,7 +156,9 @@ class Collector:
         """Whether an addend is added to others on the device before autograd goes on."""
         unit = self.units[record.unit]
         more = record.total is not None or bool(record.addends)
-        return more and record.state is GradientState.OPEN and not self._sums_on_host(unit)
+        if record.arrival is not None or unit.sums_on_host:
+            return False
+        return more and record.state is GradientState.OPEN
 
     def _refuse(self, record: ParamRecord, addend: torch.Tensor) -> None:
         unit = self.units[record.unit]
@@ -205,16 +203,15 @@ class Collector:
     def _accept(self, record: ParamRecord, addend: torch.Tensor) -> None:
         unit = self.units[record.unit]
         record.firings += 1
-        if record.state is GradientState.LANDED and (unit.departed or not self._sums_on_host(unit)):
-            self._executor.fold_late(unit, record, addend)
+        if record.state is GradientState.LANDED and (unit.departed or not unit.sums_on_host):
+            self._executor.gradients.fold_late(unit, record, addend)
         else:
             record.zeroed = False
             record.addends.append(addend)
             if record.state is not GradientState.LANDED:
                 record.move(GradientState.OPEN)
                 unit.departed = False
-            summing_on_host = self._sums_on_host(unit)
-            if not summing_on_host:
+            if not (record.arrival is not None or unit.sums_on_host):
                 record.device_value()
         if record.firings == record.expected:
             unit.remaining -= 1
@@ -223,12 +220,8 @@ class Collector:
                 if self._leaves_now(unit):
                     self._depart(unit)
 
-    def _sums_on_host(self, unit: Unit) -> bool:
-        host_sum = self.accumulation is Accumulation.HOST_SUM
-        return host_sum and unit.placement.update is UpdatePlace.HOST
-
     def _leaves_now(self, unit: Unit) -> bool:
-        return self.window.is_last or self._sums_on_host(unit)
+        return self.window.is_last or unit.sums_on_host
 
     def _depart(self, unit: Unit, *, last: bool | None = None) -> None:
         unit.departed = True

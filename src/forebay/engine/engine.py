@@ -189,7 +189,6 @@ class Engine:
             self.units,
             executor=self._executor,
             program=build_program(self.placement, order=self._order),
-            accumulation=self.placement.accumulation,
             expected=self.placement.backwards_per_update,
         )
         self._barrier = Barrier(
@@ -304,16 +303,13 @@ class Engine:
         if accumulation is not Accumulation.SINGLE:
             self.quiesce("a change of the accumulation steps")
             for unit in self.units:
-                unit.stop_streaming()
                 for part in unit.parts:
                     part.prepare_sums()
+        for unit in self.units:
+            unit.accumulation = accumulation
         self.placement = replace(
-            self.placement,
-            units=tuple(unit.placement for unit in self.units),
-            accumulation=accumulation,
-            backwards_per_update=count,
+            self.placement, accumulation=accumulation, backwards_per_update=count
         )
-        self.collector.accumulation = accumulation
         self.collector.window.expected = count
         self.collector.program = build_program(self.placement, order=self._order)
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from forebay.engine.part import GradientForm
-from forebay.engine.record import GradientState
+from forebay.engine.gradients import GradientPath, follow
 from forebay.links.observer import Moment
 from forebay.model.layout import ITEM_BYTES
 from forebay.optim.flat_state import FlatState, native_hypers, native_part
@@ -18,8 +17,6 @@ from forebay.plan.program import Lane, OpKind, Trigger, TriggerKind, Turn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    import torch
 
     from forebay.engine.part import PartStorage
     from forebay.engine.record import ParamRecord
@@ -79,24 +76,25 @@ class Executor:
         self._streamer = streamer
         self._piece = piece_elements
         self.traffic = dict.fromkeys(Lane, 0)
-        # Parameters whose final gradient lies on the host, so that its squares are summed there.
-        self.norm_on_host: set[int] = set()
+        self.gradients = GradientPath(lanes=lanes, math=math, traffic=self.traffic)
         self._order: UpdateOrder | None = None
         self._updates: dict[int, list[Any]] = {}
         self._handlers: dict[OpKind, Callable[[Unit], None]] = {
-            OpKind.LAND: self._land,
-            OpKind.LAND_FOLD: self._land_fold,
+            OpKind.NORM: self.gradients.norm,
+            OpKind.LAND: self.gradients.land,
+            OpKind.LAND_FOLD: self.gradients.land_fold,
+            OpKind.KEEP: self.gradients.keep,
             OpKind.UPDATE: self._update,
             OpKind.PUBLISH: self._publish,
-            OpKind.KEEP: self._keep,
             OpKind.WRITE_BACK: self._write_back,
         }
 
     def gradient_complete(self, program: Program, unit: Unit, *, last: bool) -> None:
         """Run what a unit's complete gradient starts."""
         for op in program.at(Trigger(TriggerKind.GRADIENT, unit.index)):
-            if op.turn is Turn.EVERY or last:
+            if op.turn is not (Turn.EARLIER if last else Turn.LAST):
                 self._run(op, unit)
+        self.gradients.catch_up()
         self.traffic[Lane.UP] += self._streamer.pump()
 
     def last_backward_begins(self, program: Program) -> None:
@@ -113,7 +111,7 @@ class Executor:
         started = [
             (op, self._units[op.unit])
             for op in program.at(Trigger(TriggerKind.STEP))
-            if op.unit is not None and op.kind is not OpKind.NORM
+            if op.unit is not None
         ]
         on_device = {unit.index for _, unit in started if unit.updates_on_device}
         for op, unit in sorted(started, key=lambda pair: pair[1].index in on_device):
@@ -128,141 +126,13 @@ class Executor:
 
     def discard(self) -> None:
         """The window was discarded: let go of what its gradients had started."""
-        self.math.read()
-        self.norm_on_host.clear()
+        self.gradients.discard()
         self._streamer.drop()
         self._lanes.reap()
 
     def _run(self, op: Op, unit: Unit) -> None:
         self._lanes.observer.doing(op.kind, unit.name)
-        if op.kind is OpKind.NORM:
-            self._norm(unit)
-        else:
-            self._handlers[op.kind](unit)
-
-    def _norm(self, unit: Unit) -> None:
-        open_records = [r for r in unit.records if r.state is GradientState.OPEN]
-        if open_records:
-            values = [record.device_value() for record in open_records]
-            self.math.square_sums([r.index for r in open_records], values)
-            self.norm_on_host.difference_update(r.index for r in open_records)
-
-    def host_square_sums(self, records: Sequence[ParamRecord]) -> dict[int, float]:
-        """Squares of gradients that were summed on the host; waits for them."""
-        begun = []
-        for record in records:
-            part = record.part
-            item = ITEM_BYTES[part.gradient_dtype]
-            segment = record.segment
-            span = (part.gradient_address + item * segment.offset, segment.elements)
-            after = [] if part.ticket is None else [part.ticket]
-            ticket = self._lanes.square_sums([span], part.gradient_dtype, after)
-            begun.append((record.index, ticket))
-        sums = {}
-        for index, ticket in begun:
-            ticket.wait()
-            sums[index] = ticket.results()[0]
-        return sums
-
-    def _land(self, unit: Unit) -> None:
-        for part, records in zip(unit.parts, unit.records_of_part, strict=True):
-            leaving = [r for r in records if r.state is GradientState.OPEN]
-            if not leaving:
-                continue
-            values = [record.device_value() for record in leaving]
-            narrow = part.gradient_form is GradientForm.NATIVE
-            if narrow and any(value.dtype != part.dtype for value in values):
-                self._widen(part, records)
-            if part.gradient_form is GradientForm.FP32:
-                values = [value.float() for value in values]
-            event = self._accelerator.record_event()
-            item = ITEM_BYTES[part.gradient_dtype]
-            base = part.gradient_address
-            spans = [
-                (base + item * seg.offset, value.data_ptr(), item * seg.elements)
-                for seg, value in zip((r.segment for r in leaving), values, strict=True)
-                if seg.elements
-            ]
-            if part.high_is_stale:  # the device updated this part last; now the host will
-                here = part.own_weights
-                spans.append((part.high.data_ptr(), here.data_ptr(), here.nbytes))
-                part.high_is_stale = False
-            ticket, nbytes = self._lanes.land(spans, event=event.handle, after=_after(part))
-            self.traffic[Lane.DOWN] += nbytes
-            part.ticket = self._lanes.hold_gradients(ticket, values, event)
-            _mark_landed(leaving)
-
-    def _land_fold(self, unit: Unit) -> None:
-        for part, records in zip(unit.parts, unit.records_of_part, strict=True):
-            leaving = [r for r in records if r.state is GradientState.OPEN or r.addends]
-            for record in leaving:
-                if record.zeroed and not record.addends:
-                    record.device_value()
-            rounds = max((len(r.addends) for r in leaving), default=0)
-            for turn in range(rounds):
-                batch = [(r, r.addends[turn]) for r in leaving if len(r.addends) > turn]
-                fresh = [b for b in batch if b[0].state is GradientState.OPEN and turn == 0]
-                more = [b for b in batch if b not in fresh] if len(fresh) < len(batch) else []
-                self._fold_down(part, fresh, first=True)
-                self._fold_down(part, more, first=False)
-            self.norm_on_host.update(record.index for record in leaving)
-            _mark_landed(leaving)
-
-    def fold_late(self, unit: Unit, record: ParamRecord, addend: torch.Tensor) -> None:
-        """Add an addend to a gradient that has already landed."""
-        part = record.part
-        if part.gradient_form is GradientForm.NATIVE and part.layout.dtype != "float32":
-            members = unit.records_of_part[unit.parts.index(part)]
-            self._widen(part, members)
-        self._fold_down(part, [(record, addend)], first=False)
-        self.norm_on_host.add(record.index)
-
-    def _fold_down(
-        self,
-        part: PartStorage,
-        batch: Sequence[tuple[ParamRecord, torch.Tensor]],
-        *,
-        first: bool,
-    ) -> None:
-        spans = [
-            (part.gradient_address + 4 * seg.offset, value.data_ptr(), seg.elements)
-            for seg, value in ((r.segment, value) for r, value in batch)
-            if seg.elements
-        ]
-        if not spans:
-            return
-        event = self._accelerator.record_event()
-        ticket = self._lanes.fold_down(
-            spans,
-            dtype=part.layout.dtype,
-            first=first,
-            after=_after(part),
-            event=event.handle,
-        )
-        self.traffic[Lane.DOWN] += ITEM_BYTES[part.layout.dtype] * sum(s[2] for s in spans)
-        part.ticket = self._lanes.hold_gradients(ticket, [value for _, value in batch], event)
-
-    def _widen(self, part: PartStorage, records: Sequence[ParamRecord]) -> None:
-        """Give a part's landed gradient fp32 room and move what has landed there."""
-        dtype, item = part.gradient_dtype, ITEM_BYTES[part.gradient_dtype]
-        old = part.widen_gradient()
-        spans = [
-            (part.gradient_address + 4 * seg.offset, old + item * seg.offset, seg.elements)
-            for seg in (r.segment for r in records if r.state is GradientState.LANDED)
-            if seg.elements
-        ]
-        if spans:
-            ticket = self._lanes.fold(
-                spans,
-                dtype,
-                True,  # noqa: FBT003 - the first addend of these sums
-                _after(part),
-            )
-            part.ticket = self._lanes.hold(ticket, part.spare)
-
-    def _keep(self, unit: Unit) -> None:
-        if unit.staging is None:
-            self._land(unit)
+        self._handlers[op.kind](unit)
 
     def _write_back(self, unit: Unit) -> None:
         if unit.staging is None:
@@ -311,6 +181,7 @@ class Executor:
             if all(index < 0 for index in chosen):
                 continue
             part.await_readers()
+            self.gradients.refresh_high(part)
             state = _flat_state(part)
             native = native_part(
                 self._lanes.core,
@@ -322,7 +193,7 @@ class Executor:
             )
             numbers = native_hypers(self._lanes.core, order.hypers)
             ticket = self._lanes.update(
-                native, numbers, chosen, order.scale, self._piece, None, _after(part)
+                native, numbers, chosen, order.scale, self._piece, None, follow(part)
             )
             part.ticket = tickets[-1] = self._lanes.hold(ticket, native)
         self._updates[unit.index] = tickets
@@ -362,18 +233,6 @@ class Executor:
                 plan.add(piece, target + start * item, where, (stop - start) * item)
                 start = stop
         return plan
-
-
-def _after(part: PartStorage) -> list[Any]:
-    return [] if part.ticket is None else [part.ticket]
-
-
-def _mark_landed(records: Sequence[ParamRecord]) -> None:
-    for record in records:
-        record.addends.clear()
-        record.total = None
-        record.zeroed = False
-        record.move(GradientState.LANDED)
 
 
 def _flat_state(part: PartStorage) -> FlatState:

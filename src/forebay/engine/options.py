@@ -60,8 +60,8 @@ class EngineOptions:
     Attributes:
         device: The device that computes; None for the current accelerator.
         update: Where every unit's state lives and updates; None lets the planner choose for
-            state in host memory: on the host alone where the device has no link of its own or
-            gradients are summed on the host, else part of it streamed.
+            state in host memory: on the host alone where the device has no link of its own, else
+            part of it streamed.
         places: Chooses the update place of every unit of a model, before `update`.
         staging_bytes: Device bytes for state that visits; None for what activations leave free.
         cast_to: What float32 parameters become when forebay takes over; None leaves them.

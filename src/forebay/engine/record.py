@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -38,7 +38,8 @@ class GradientState(Enum):
 _NEXT = {
     GradientState.ABSENT: {GradientState.OPEN, GradientState.CONSUMED},
     GradientState.OPEN: {GradientState.OPEN, GradientState.LANDED, GradientState.CONSUMED},
-    GradientState.LANDED: {GradientState.LANDED, GradientState.CONSUMED},
+    # a sum on the host comes back to the device with the state that is updated there
+    GradientState.LANDED: {GradientState.LANDED, GradientState.OPEN, GradientState.CONSUMED},
     GradientState.CONSUMED: {GradientState.CONSUMED},
 }
 
@@ -57,6 +58,7 @@ class ParamRecord:
         version: `param._version` when its master last agreed with it.
         addends: Addends on the device that are not summed or sent yet, in order.
         total: fp32 sum on the device, or None.
+        arrival: The copy that brings `total` from the host, until it is known to be done.
         firings: Firings in the present backward.
         expected: Firings that the present backward will have, by the last one; a hint.
         captured: The addend that autograd just added into the stand-in.
@@ -84,6 +86,7 @@ class ParamRecord:
         self.state = GradientState.ABSENT
         self.addends: list[torch.Tensor] = []
         self.total: torch.Tensor | None = None
+        self.arrival: Any = None
         self.firings = 0
         self.expected = 1
         self.captured: torch.Tensor | None = None
@@ -168,6 +171,7 @@ class ParamRecord:
                 wait(self.part.ticket, f"the way of the gradient of {self.label} to the host")
             terms.append(self.part.gradient(self.slot).clone())
         elif self.total is not None:
+            self._await_sum()
             terms.append(self.total)
         terms += self.addends
         if self.captured is not None:
@@ -187,6 +191,7 @@ class ParamRecord:
             ]
         if self.total is None and len(self.addends) == 1:
             return self.addends[0]
+        self._await_sum()
         for addend in self.addends:
             # addends are added in fp32 in order of firing (law 1a)
             if self.total is None:
@@ -196,6 +201,16 @@ class ParamRecord:
         self.addends.clear()
         assert self.total is not None
         return self.total
+
+    def return_sum(self, total: torch.Tensor, arrival: Any) -> None:
+        """The fp32 sum of earlier backwards is on its way from the host into `total`."""
+        self.total, self.arrival = total, arrival
+        self.move(GradientState.OPEN)
+
+    def _await_sum(self) -> None:
+        if self.arrival is not None:
+            wait(self.arrival, f"the gradient sum of {self.label} on its way to the device")
+            self.arrival = None
 
     def rebase(self) -> None:
         """The master agrees with the weight as it is now."""
@@ -218,7 +233,7 @@ class ParamRecord:
 
     def _forget(self, state: GradientState) -> None:
         self.addends.clear()
-        self.total = None
+        self.total = self.arrival = None
         self.captured = None
         self.zeroed = False
         self.move(state)

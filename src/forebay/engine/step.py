@@ -104,10 +104,8 @@ class Stepper:
     def agree(self) -> Agreement:
         """Norm, finiteness and presence of the sealed window."""
         present = self._collector.present()
-        on_host = [r for r in present if r.index in self._executor.norm_on_host]
         with self._executor.waiting("norm"):
-            sums = self._executor.math.read()
-            sums.update(self._executor.host_square_sums(on_host))
+            sums = self._executor.gradients.square_sums(present)
         self._executor.mark(Moment.AGREED)
         ordered = [sums[record.index] for record in present]
         bad = next(
@@ -173,7 +171,7 @@ class Stepper:
             outcome = StepOutcome(applied=True, norm=agreement.norm)
         for record in present:
             record.consume()
-        self._executor.norm_on_host.clear()
+        self._executor.gradients.forget()
         self._collector.window.reset()
         return outcome
 

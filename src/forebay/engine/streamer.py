@@ -16,6 +16,7 @@ import torch
 from forebay.engine.masters import refresh_master
 from forebay.engine.part import state_item_bytes
 from forebay.engine.record import GradientState
+from forebay.model.layout import SUM_ITEM_BYTES
 from forebay.optim.flat_state import FlatState
 from forebay.plan.placement import MasterLayout
 from forebay.plan.program import OpKind
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from forebay.accelerators.base import Accelerator
     from forebay.engine.part import PartStorage
+    from forebay.engine.record import ParamRecord
     from forebay.engine.room import DeviceRoom
     from forebay.engine.unit import Unit
     from forebay.links.lanes import Lanes
@@ -108,11 +110,15 @@ class Streamer:
         moved = 0
         while self._waiting:
             unit = self._waiting[0]
-            if unit.departed or any(r.state is GradientState.LANDED for r in unit.records):
+            if unit.departed or any(_has_landed_for_good(r) for r in unit.records):
                 # its gradient has landed already: the host updates it
                 self._waiting.popleft()
                 continue
-            need = sum((state_item_bytes(p) + p.dtype.itemsize) * p.elements for p in unit.parts)
+            need = sum(
+                (state_item_bytes(part) + part.dtype.itemsize) * part.elements
+                + _sum_bytes(part, records)
+                for part, records in zip(unit.parts, unit.records_of_part, strict=True)
+            )
             if self._room.free_bytes() - self._promised_bytes() < need:
                 break
             self._waiting.popleft()
@@ -133,13 +139,9 @@ class Streamer:
         self._lanes.observer.doing(OpKind.FETCH, unit.name)
         for record in unit.records:
             refresh_master(record)
-        for part in unit.parts:
+        for part, records in zip(unit.parts, unit.records_of_part, strict=True):
             nbytes = state_item_bytes(part) * part.elements
-            reservation = self._ledger.reserve(
-                Tier.DEVICE, Role.STAGING, nbytes, what=f"state of unit {unit.name} on its visit"
-            )
-            block = torch.empty(nbytes, dtype=torch.uint8, device=self._accelerator.device)
-            weakref.finalize(block, reservation.release).atexit = False
+            block = self._block(nbytes, f"state of unit {unit.name} on its visit")
             staged = StagedPart(part, block)
             # The allocator may hand out memory that enqueued kernels still use: the copy waits.
             event = self._accelerator.record_event()
@@ -147,14 +149,26 @@ class Streamer:
                 (there.data_ptr(), here.data_ptr(), here.numel() * here.element_size())
                 for here, there in staged.pairs(part)
             ]
+            sums = None
+            if summed := _sum_bytes(part, records):
+                sums = self._block(summed, f"gradient sums of unit {unit.name}")
+                spans.append((sums.data_ptr(), part.gradient_address, summed))
             after = [] if part.ticket is None else [part.ticket]
             ticket = self._lanes.fetch(spans, after=after, event=event.handle)
-            staged.ticket = part.ticket = self._lanes.hold(ticket, block, event)
+            staged.ticket = part.ticket = self._lanes.hold(ticket, block, sums, event)
             staging.append(staged)
-            moved += nbytes
+            moved += nbytes + summed
+            if sums is not None:
+                _return_sums(part, records, sums.view(torch.float32), ticket)
         unit.staging = staging
         self._staged.append(unit)
         return moved
+
+    def _block(self, nbytes: int, what: str) -> torch.Tensor:
+        reservation = self._ledger.reserve(Tier.DEVICE, Role.STAGING, nbytes, what=what)
+        block = torch.empty(nbytes, dtype=torch.uint8, device=self._accelerator.device)
+        weakref.finalize(block.untyped_storage(), reservation.release).atexit = False
+        return block
 
     def await_state(self, unit: Unit) -> list[StagedPart]:
         """Order the compute stream after the arrival of a unit's state."""
@@ -201,3 +215,22 @@ class Streamer:
             unit.staging = None
         self._staged.clear()
         self._waiting.clear()
+
+
+def _has_landed_for_good(record: ParamRecord) -> bool:
+    """Whether the gradient must be used where it is: only fp32 sums come back to the device."""
+    return record.state is GradientState.LANDED and record.part.gradient_dtype != "float32"
+
+
+def _sum_bytes(part: PartStorage, records: Iterable[ParamRecord]) -> int:
+    """Bytes of the sums that come up with a part's state: all of the part's, or none."""
+    landed = any(record.state is GradientState.LANDED for record in records)
+    return SUM_ITEM_BYTES * part.elements if landed else 0
+
+
+def _return_sums(
+    part: PartStorage, records: Iterable[ParamRecord], sums: torch.Tensor, arrival: Any
+) -> None:
+    for record in records:
+        if record.state is GradientState.LANDED:
+            record.return_sum(part.view(sums, record.slot), arrival)

@@ -11,14 +11,13 @@ the scalar itself is looked at in the next step.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from forebay.errors import PendingWeightError, TransferError
-from forebay.plan.placement import UpdatePlace
+from forebay.plan.placement import Accumulation, UpdatePlace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -96,6 +95,7 @@ class Unit:
         remaining: Parameters whose firings in the present backward are still expected.
         departed: Whether its gradient of the present backward has left.
         staging: Its state on the device, during a visit.
+        accumulation: How addends are summed if the unit updates on the host.
         eager: Whether `step()` waits for its weights, since no hook would.
     """
 
@@ -105,8 +105,10 @@ class Unit:
         *,
         parts: Sequence[PartStorage],
         records: Sequence[Sequence[ParamRecord]],
+        accumulation: Accumulation,
     ) -> None:
         self.placement = placement
+        self.accumulation = accumulation
         self.index = placement.layout.index
         self.name = placement.layout.name
         self.parts = tuple(parts)
@@ -125,12 +127,10 @@ class Unit:
         """Whether this window's gradient stays on the device, as far as known now."""
         return self.placement.update is UpdatePlace.DEVICE or self.staging is not None
 
-    def stop_streaming(self) -> None:
-        """Update on the host from now on, as sums of several backwards need; between windows."""
-        if self.placement.update is UpdatePlace.STREAMED:
-            self.placement = replace(self.placement, update=UpdatePlace.HOST)
-            for part in self.parts:
-                part.sync_high()
+    @property
+    def sums_on_host(self) -> bool:
+        """Whether addends leave one by one and are summed on the host, as far as known now."""
+        return self.accumulation is Accumulation.HOST_SUM and not self.updates_on_device
 
     def bind(self, record: ParamRecord) -> None:
         """Move one parameter's values into the unit's memory."""

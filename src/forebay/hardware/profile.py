@@ -73,6 +73,9 @@ class LinkRates:
         both: Both directions at once, together.
         beside_update: Both directions together while the update runs.
         update_beside: Host memory traffic of the update meanwhile.
+        down_beside_update: To the host while the update runs and nothing goes up, as in the
+            window between the clip factor and the last new weight.
+        update_beside_down: Host memory traffic of the update meanwhile.
     """
 
     up: float
@@ -80,6 +83,8 @@ class LinkRates:
     both: float
     beside_update: float
     update_beside: float
+    down_beside_update: float
+    update_beside_down: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +124,8 @@ class Profile:
             link_up=self.link.up,
             link_down=self.link.down,
             update=best,
+            down_beside_update=self.link.down_beside_update,
+            update_beside_down=self.link.update_beside_down,
         )
 
     def as_json(self) -> str:

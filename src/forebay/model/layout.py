@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ALIGNMENT_ELEMENTS",
     "ITEM_BYTES",
+    "SUM_ITEM_BYTES",
     "ParamSlot",
     "PartLayout",
     "Segment",
@@ -32,6 +33,8 @@ __all__ = [
 ALIGNMENT_ELEMENTS = 256
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+# Several addends are summed in fp32.
+SUM_ITEM_BYTES = 4
 
 
 def _round_up(value: int, multiple: int) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import mmap
 from typing import TYPE_CHECKING
 
-from forebay.model.layout import ITEM_BYTES
+from forebay.model.layout import ITEM_BYTES, SUM_ITEM_BYTES
 from forebay.plan.placement import Accumulation, MasterLayout, UpdatePlace
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ RING_SLOTS = 4
 # 16 MiB slots keep a link within a few percent of its bandwidth.
 _RING_BYTES = RING_SLOTS * (16 << 20)
 
-_SUM_BYTES = 4
 _BACKLOG_BYTES = 1 << 30
 
 
@@ -62,7 +61,7 @@ def part_bytes(
         if placement.accumulation is Accumulation.SINGLE or part.dtype == "float32":
             sizes["host", "lp_grads"] = _rounded(item * n, page)
         else:
-            sizes["host", "contiguous_grad_buffer"] = _rounded(_SUM_BYTES * n, page)
+            sizes["host", "contiguous_grad_buffer"] = _rounded(SUM_ITEM_BYTES * n, page)
     else:
         extra = {MasterLayout.WEIGHT: 0, MasterLayout.SPLIT: 2, MasterLayout.WHOLE: 4}[master]
         sizes["device", "hp_params"] = _on_device(extra * n)
@@ -87,7 +86,7 @@ def forecast(placement: Placement, *, device_page_bytes: int = 1) -> dict[tuple[
             )
             for key, value in sizes.items():
                 total[key] = total.get(key, 0) + value
-    sums = any(unit.update is UpdatePlace.HOST for unit in placement.units)
+    sums = any(unit.update is not UpdatePlace.DEVICE for unit in placement.units)
     if sums and placement.accumulation is Accumulation.HOST_SUM:
         total["host", "staging"] = _rounded(ring_bytes(placement), mmap.PAGESIZE)
     return total
@@ -107,7 +106,7 @@ def backlog_bytes(placement: Placement) -> int:
     """
     wide = placement.accumulation is Accumulation.DEVICE_SUM
     sizes = [
-        sum((_SUM_BYTES if wide else ITEM_BYTES[part.dtype]) * part.elements for part in parts)
+        sum((SUM_ITEM_BYTES if wide else ITEM_BYTES[part.dtype]) * part.elements for part in parts)
         for parts in (u.layout.parts for u in placement.units if u.update is not UpdatePlace.DEVICE)
     ]
     return max(2 * max(sizes, default=0), min(sum(sizes) // 16, _BACKLOG_BYTES))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from forebay.model.layout import ITEM_BYTES
+from forebay.model.layout import ITEM_BYTES, SUM_ITEM_BYTES
 from forebay.plan.placement import Accumulation, UpdatePlace
 
 if TYPE_CHECKING:
@@ -69,6 +69,8 @@ class Turn(Enum):
     """In which backward of a window a gradient operation runs."""
 
     EVERY = "every"
+    EARLIER = "earlier"
+    """Every one but the last."""
     LAST = "last"
 
 
@@ -125,11 +127,8 @@ class Program:
 
     def traffic(self, lane: Lane) -> int:
         """Bytes over a lane per update, when every gradient is present in every backward."""
-        return sum(
-            op.nbytes * (self.backwards if op.turn is Turn.EVERY else 1)
-            for op in self.ops
-            if op.lane is lane
-        )
+        times = {Turn.EVERY: self.backwards, Turn.EARLIER: self.backwards - 1, Turn.LAST: 1}
+        return sum(op.nbytes * times[op.turn] for op in self.ops if op.lane is lane)
 
 
 def _unit_bytes(unit: UnitPlacement, placement: Placement, item_bytes: int | None = None) -> int:
@@ -150,6 +149,15 @@ def _state_bytes(unit: UnitPlacement, placement: Placement) -> int:
     )
 
 
+def _sum_bytes(unit: UnitPlacement, placement: Placement) -> int:
+    """Bytes of fp32 sums on the host that come up with a streamed unit's state."""
+    if placement.accumulation is not Accumulation.HOST_SUM or placement.backwards_per_update < 2:
+        return 0
+    return sum(
+        SUM_ITEM_BYTES * placement.sharding.state(part).elements for part in unit.layout.parts
+    )
+
+
 class _Builder:
     def __init__(self) -> None:
         self.ops: list[Op] = []
@@ -163,36 +171,18 @@ class _Builder:
 
 def _gradient_ops(builder: _Builder, unit: UnitPlacement, placement: Placement) -> tuple[int, int]:
     """Add one unit's gradient operations; returns (what AGREE waits for, what UPDATE waits for)."""
+    if unit.update is UpdatePlace.STREAMED:
+        return _streamed_ops(builder, unit, placement)
     index = unit.layout.index
-    trigger, step = Trigger(TriggerKind.GRADIENT, index), Trigger(TriggerKind.STEP)
+    trigger = Trigger(TriggerKind.GRADIENT, index)
     if unit.update is UpdatePlace.HOST and placement.accumulation is Accumulation.HOST_SUM:
-        fold = Op(
-            kind=OpKind.LAND_FOLD,
-            lane=Lane.DOWN,
-            unit=index,
-            nbytes=_unit_bytes(unit, placement),
-            trigger=trigger,
-            turn=Turn.EVERY,
-        )
-        folded = builder.add(fold)
-        squares = Op(kind=OpKind.NORM, lane=Lane.HOST, unit=index, after=(folded,), trigger=step)
+        folded = builder.add(_fold(unit, placement, Turn.EVERY))
+        squares = Op(kind=OpKind.NORM, lane=Lane.HOST, unit=index, after=(folded,), trigger=trigger)
         return builder.add(squares), folded
     norm = builder.add(Op(kind=OpKind.NORM, lane=Lane.COMPUTE, unit=index, trigger=trigger))
     if unit.update is UpdatePlace.DEVICE:
         return norm, norm
-    if unit.update is UpdatePlace.STREAMED:
-        fetch = Op(
-            kind=OpKind.FETCH,
-            lane=Lane.UP,
-            unit=index,
-            nbytes=_state_bytes(unit, placement),
-            trigger=Trigger(TriggerKind.BACKWARD),
-        )
-        fetched = builder.add(fetch)
-        kept = Op(kind=OpKind.KEEP, lane=Lane.COMPUTE, unit=index, after=(norm,), trigger=trigger)
-        builder.add(kept)
-        return norm, fetched
-    item = 4 if placement.accumulation is Accumulation.DEVICE_SUM else None
+    item = SUM_ITEM_BYTES if placement.accumulation is Accumulation.DEVICE_SUM else None
     land = Op(
         kind=OpKind.LAND,
         lane=Lane.DOWN,
@@ -202,6 +192,45 @@ def _gradient_ops(builder: _Builder, unit: UnitPlacement, placement: Placement) 
         trigger=trigger,
     )
     return norm, builder.add(land)
+
+
+def _streamed_ops(builder: _Builder, unit: UnitPlacement, placement: Placement) -> tuple[int, int]:
+    """As `_gradient_ops`: earlier backwards are summed on the host, and the sum comes up."""
+    index = unit.layout.index
+    trigger = Trigger(TriggerKind.GRADIENT, index)
+    before: tuple[int, ...] = ()
+    if placement.accumulation is Accumulation.HOST_SUM:
+        before = (builder.add(_fold(unit, placement, Turn.EARLIER)),)
+    fetch = Op(
+        kind=OpKind.FETCH,
+        lane=Lane.UP,
+        unit=index,
+        nbytes=_state_bytes(unit, placement) + _sum_bytes(unit, placement),
+        after=before,
+        trigger=Trigger(TriggerKind.BACKWARD),
+    )
+    fetched = builder.add(fetch)
+    keep = Op(kind=OpKind.KEEP, lane=Lane.COMPUTE, unit=index, trigger=trigger)
+    norm = Op(kind=OpKind.NORM, lane=Lane.COMPUTE, unit=index, trigger=trigger)
+    if not before:
+        normed = builder.add(norm)
+        builder.add(replace(keep, after=(normed,)))
+        return normed, fetched
+    # where the gradient is kept its sum is completed; only then are there squares of it
+    kept = builder.add(replace(keep, after=(fetched,)))
+    return builder.add(replace(norm, after=(kept,))), fetched
+
+
+def _fold(unit: UnitPlacement, placement: Placement, turn: Turn) -> Op:
+    index = unit.layout.index
+    return Op(
+        kind=OpKind.LAND_FOLD,
+        lane=Lane.DOWN,
+        unit=index,
+        nbytes=_unit_bytes(unit, placement),
+        trigger=Trigger(TriggerKind.GRADIENT, index),
+        turn=turn,
+    )
 
 
 def build_program(placement: Placement, *, order: Sequence[int]) -> Program:

@@ -153,9 +153,9 @@ class _Interpreter:
         for op in self._program.ops:
             if op.trigger.kind is not kind or (unit is not None and op.unit != unit):
                 continue
-            if op.turn is Turn.LAST and not last:
+            if op.turn is (Turn.EARLIER if last else Turn.LAST):
                 continue
-            before = [self._find(index, window, backward) for index in op.after]
+            before = self._before(op, window, backward)
             if op.kind is OpKind.FETCH:
                 before += self._gone_home(op, window)
             task = self._task(op, (*started, *before))
@@ -168,8 +168,13 @@ class _Interpreter:
                 index = self.draft.add(task, _shown(op, name))
             self.draft.ops[op.index, window, backward] = index
 
-    def _find(self, op: int, window: int, backward: int) -> int:
-        return self.draft.ops[op, window, backward]
+    def _before(self, op: Op, window: int, backward: int) -> list[int]:
+        """Tasks of an operation's predecessors: of this backward, or of the last that had them."""
+        found = []
+        for index in op.after:
+            done = (self.draft.ops.get((index, window, b)) for b in range(backward, -1, -1))
+            found += [task for task in done if task is not None][:1]
+        return found
 
     def _gone_home(self, op: Op, window: int) -> list[int]:
         """State comes up again when it has gone home."""

@@ -5,9 +5,10 @@ a unit that updates on the host costs one fused pass over its state, and its wei
 Both share the host's memory bandwidth, so the split is an optimisation. The units that the next
 forward needs first go to the device: they are ready at once, while the host works on the rest.
 
-[Note: window time] With y elements streamed and z updated on the host, the time from the clip
-factor to the last weight is max((26 z + 10 y) / D, 10 y / B_down, 2 z / B_up) for bf16 weights
-(`limits`: D is what update and copies reach of the host's memory bandwidth together).
+[Note: window time] With y elements streamed and z updated on the host, two things run at once
+from the clip factor on: the update, which moves 26 z bytes of host memory for bf16 weights (28 z
+where it reads fp32 sums), and 10 y bytes of state going home. Each has its own rate beside the
+other, and a higher one once the other has finished.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from forebay.model.layout import ITEM_BYTES
+from forebay.model.layout import ITEM_BYTES, SUM_ITEM_BYTES
 from forebay.plan.placement import UpdatePlace
 
 if TYPE_CHECKING:
@@ -36,19 +37,34 @@ class Rates:
         link_up: To the device, alone.
         link_down: To the host, alone.
         update: What the update reaches alone; None where that is `host_memory`.
+        down_beside_update: To the host while the update runs; None where that is `link_down`.
+        update_beside_down: What the update reaches meanwhile; None for what copies leave of
+            `host_memory`.
     """
 
     host_memory: float = 100e9
     link_up: float = 50e9
     link_down: float = 50e9
     update: float | None = None
+    down_beside_update: float | None = None
+    update_beside_down: float | None = None
+
+    def seconds(self, *, updated: float, home: float) -> float:
+        """Time of `updated` bytes of host memory traffic beside `home` bytes of state."""
+        down = self.down_beside_update or min(self.link_down, self.host_memory / 2)
+        beside = self.update_beside_down or self.host_memory - down
+        both = min(updated / beside, home / down)
+        rest_updated, rest_home = updated - beside * both, home - down * both
+        alone = max(rest_updated / (self.update or self.host_memory), rest_home / self.link_down)
+        return both + alone
 
 
-def _update_bytes(param: ParamSpec) -> int:
+def _update_bytes(param: ParamSpec, *, gradient_bytes: int | None) -> int:
     """Host memory traffic of one fused pass, per element: reads and writes."""
     item = ITEM_BYTES[param.dtype]
-    # gradient in; master and two moments in and out (split masters: 10 + the weight's own 2)
-    return {"bfloat16": 26, "float16": 2 * item + 24, "float32": item + 24}[param.dtype]
+    # master and two moments in and out (split masters: 10 + the weight's own 2); gradient in
+    state = {"bfloat16": 24, "float16": item + 24, "float32": 24}[param.dtype]
+    return state + (item if gradient_bytes is None else gradient_bytes)
 
 
 def _state_bytes(param: ParamSpec) -> int:
@@ -56,32 +72,33 @@ def _state_bytes(param: ParamSpec) -> int:
     return {"bfloat16": 10, "float16": 12, "float32": 8}[param.dtype]
 
 
-def window_seconds(spec: ModelSpec, places: tuple[UpdatePlace, ...], *, rates: Rates) -> float:
+def window_seconds(
+    spec: ModelSpec, places: tuple[UpdatePlace, ...], *, rates: Rates, backwards: int = 1
+) -> float:
     """Time from the clip factor to the last new weight; see [Note: window time]."""
     host = streamed = published = 0
+    gradient_bytes = SUM_ITEM_BYTES if backwards > 1 else None
     for unit, place in zip(spec.units, places, strict=True):
         for param in unit.params:
             if place is UpdatePlace.HOST:
-                host += _update_bytes(param) * param.elements
+                host += _update_bytes(param, gradient_bytes=gradient_bytes) * param.elements
                 published += ITEM_BYTES[param.dtype] * param.elements
             elif place is UpdatePlace.STREAMED:
                 streamed += _state_bytes(param) * param.elements
-    return max(
-        (host + streamed) / rates.host_memory,
-        streamed / rates.link_down,
-        published / rates.link_up,
-    )
+    return max(rates.seconds(updated=host, home=streamed), published / rates.link_up)
 
 
 def choose_places(
-    spec: ModelSpec, *, rates: Rates | None = None, resident_bytes: int = 0
+    spec: ModelSpec, *, rates: Rates | None = None, resident_bytes: int = 0, backwards: int = 1
 ) -> tuple[UpdatePlace, ...]:
     """The update place of every unit, in module order.
 
     Args:
         spec: The model.
         rates: The machine's bandwidths.
-        resident_bytes: Device bytes that optimizer state may fill for good.
+        resident_bytes: Device bytes that optimizer state, and the fp32 sums of resident units
+            when there are several backwards, may fill for good.
+        backwards: Backwards per update.
 
     Returns:
         First units resident as far as the bytes go, the next ones streamed, the rest on the
@@ -90,7 +107,8 @@ def choose_places(
     chosen_rates = rates or Rates()
     resident, used = 0, 0
     for unit in spec.units:
-        used += sum(_state_bytes(param) * param.elements for param in unit.params)
+        sums = SUM_ITEM_BYTES if backwards > 1 else 0
+        used += sum((_state_bytes(param) + sums) * param.elements for param in unit.params)
         if used > resident_bytes:
             break
         resident += 1
@@ -105,5 +123,5 @@ def choose_places(
 
     return min(
         (split(streamed) for streamed in range(count - resident + 1)),
-        key=lambda places: window_seconds(spec, places, rates=chosen_rates),
+        key=lambda places: window_seconds(spec, places, rates=chosen_rates, backwards=backwards),
     )

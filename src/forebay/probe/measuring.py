@@ -143,6 +143,7 @@ def _link(
     pool = core.Pool(share.threads, list(share.cpus))
     try:
         found = _together([*kinds, lambda: (part.update(pool), part.traffic)])
+        home = _together([kinds[1], lambda: (part.update(pool), part.traffic)])
     finally:
         pool.close()
     return LinkRates(
@@ -151,6 +152,8 @@ def _link(
         both=both,
         beside_update=found[0] + found[1],
         update_beside=found[2],
+        down_beside_update=home[0],
+        update_beside_down=home[1],
     )
 
 
