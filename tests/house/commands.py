@@ -59,6 +59,9 @@ COMMANDS: dict[str, Run | ContinuousIntegration | Covered] = {
     "forebay bench step --size 3b --variants floor,none,r0,r50 --timeline trace-{variant}.json": (
         Covered("tests/unit/test_bench.py::test_commands_write_tables")
     ),
+    "forebay bench checkpoint --folder checkpoints --output results": Covered(
+        "tests/unit/test_bench.py::test_checkpoint_command_writes_a_table"
+    ),
     "bash .ci/run": ContinuousIntegration("setup"),
     "make check": ContinuousIntegration("lint"),
     "make demo": Covered("tests/cli/test_demo.py::test_demo_in_small"),

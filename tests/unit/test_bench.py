@@ -8,6 +8,7 @@ import pytest
 
 from forebay.bench import AdamBench, StepBench, StepSpec, bench_adam, floor_of
 from forebay.bench.adam import AdamRow
+from forebay.bench.checkpoint import CheckpointBench, CheckpointSpec, SaveRound
 from forebay.bench.contestants import contestant
 from forebay.cli.main import main
 from forebay.errors import ConfigError
@@ -162,3 +163,34 @@ def test_commands_write_tables(tmp_path, capsys, native):
         *["trace"] * 2,
     ]
     assert main(["bench", "step", "--variants", "floor", "--steps", "2"]) == 2
+
+
+def test_checkpoint_table_has_medians_and_ratios_within_a_round():
+    common = {"nbytes": 2_000_000_000, "beside": 3.0, "step": 0.5, "steps_beside": (1.0, 0.75)}
+    rounds = (
+        SaveRound(disk=1.0, at_once=1.25, stall=0.01, **common),
+        SaveRound(disk=2.0, at_once=2.0, stall=0.04, **common),
+        SaveRound(disk=4.0, at_once=5.0, stall=0.05, **common),
+    )
+    found = CheckpointBench(
+        results=((CheckpointSpec(), rounds),), is_direct=True, file_system="ext4 on a disk"
+    )
+    wanted = ["bf16, cpu", "2.00", "1.00", "1.00", "0.80", "0.80 - 1.00", "3.000", "0.0400"]
+    assert list(found.table().rows[0]) == [*wanted, "1.0%", "0.750", "0.500"]
+
+
+def test_checkpoint_command_writes_a_table(tmp_path, capsys):
+    folder, results = tmp_path / "disk", tmp_path / "results"
+    words = ["--millions", "4", "--rows", "8", "--repeats", "1", "--device", "cpu"]
+    variants = ["--precision", "bf16,fp32", "--offload", "cpu,none"]
+    where = ["--folder", str(folder), "--output", str(results)]
+    assert main(["bench", "checkpoint", *words, *variants, *where]) == 0
+    out = capsys.readouterr().out
+    assert all(f"| {row} |" in out for row in ("bf16, cpu", "bf16, none", "fp32, none"))
+    table, raw = sorted(results.iterdir(), key=lambda path: path.suffix, reverse=True)
+    assert table.name.startswith("checkpoint-")
+    first = json.loads(raw.read_text())["results"][0]
+    assert first["spec"]["millions"] == 4
+    assert first["rounds"][0]["nbytes"] > 12 * 4_000_000
+    assert not list(folder.iterdir())
+    assert main(["bench", "checkpoint", "--precision", "int8", "--folder", str(folder)]) == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from forebay.bench.adam import AdamBench, bench_adam
+from forebay.bench.checkpoint import CheckpointBench, CheckpointSpec, bench_checkpoint
 from forebay.bench.floor import Floor, floor_of
 from forebay.bench.spec import StepSpec
 from forebay.bench.step import StepBench, bench_step
@@ -10,11 +11,14 @@ from forebay.bench.tables import Table
 
 __all__ = [
     "AdamBench",
+    "CheckpointBench",
+    "CheckpointSpec",
     "Floor",
     "StepBench",
     "StepSpec",
     "Table",
     "bench_adam",
+    "bench_checkpoint",
     "bench_step",
     "floor_of",
 ]

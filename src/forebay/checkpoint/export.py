@@ -15,9 +15,10 @@ import torch
 from forebay.checkpoint.disk import RealDisk
 from forebay.checkpoint.header import DTYPES, TensorSpec
 from forebay.checkpoint.manifest import BLOCK_BYTES, Kind, Role
+from forebay.checkpoint.reader import stored_dtype
+from forebay.checkpoint.sources import round_into
 from forebay.checkpoint.writer import Staging, TensorWriter, plan_files
 from forebay.errors import CheckpointError
-from forebay.optim.reference import round_to
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,8 +34,8 @@ _TORCH_NAMES: Final = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 # transformers' own size of a file.
 _FILE_BYTES: Final = 5_000_000_000
 _BLOCKS: Final = 3
-# 4 MiB of fp32; rounding takes a few times that.
-_PIECE: Final = 1 << 20
+# 1 MiB of fp32 for each thread that rounds.
+_PIECE: Final = 1 << 18
 _KEPT: Final = frozenset({"F64", "F32", "F16", "BF16"})
 
 
@@ -77,15 +78,21 @@ class _Weight:
 
     def fill(self, begin: int, end: int, *, into: memoryview) -> None:
         """Read and round."""
+        del end  # as much as there is room for
         dtype = DTYPES[self.spec.dtype]
-        first, last = begin // dtype.itemsize, end // dtype.itemsize
+        stored = stored_dtype(self._entry, self._role)
+        first = begin // dtype.itemsize
         target = torch.frombuffer(into, dtype=dtype)
-        for start in range(first, last, _PIECE):
-            stop = min(start + _PIECE, last)
-            value = self._checkpoint.read(self._entry, self._role, start, stop)
-            if value.dtype is not dtype:
-                value = round_to(value.float(), dtype)
-            target[start - first : stop - first] = value
+        if stored is dtype:
+            self._checkpoint.read_into(target, self._entry, self._role, first)
+            return
+        read = torch.empty(min(_PIECE, target.numel()), dtype=stored)
+        for start in range(0, target.numel(), _PIECE):
+            piece = target[start : start + _PIECE]
+            self._checkpoint.read_into(
+                read[: piece.numel()], self._entry, self._role, first + start
+            )
+            round_into(piece, read[: piece.numel()])
 
 
 def export(checkpoint: Checkpoint, out: Path, *, dtype: str | None = None) -> Exported:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from forebay.checkpoint.manifest import FileEntry, ParameterEntry, Slice
 
-__all__ = ["Checkpoint"]
+__all__ = ["Checkpoint", "stored_dtype"]
 
 _THREADS: Final = 4
 # What one thread holds while it verifies.
@@ -202,8 +202,17 @@ class Checkpoint:
         Raises:
             CheckpointError: A file cannot be read any more.
         """
-        dtype = DTYPES[entry.dtype if role is Role.VALUE else "F32"]
-        into = torch.empty(end - start, dtype=dtype)
+        into = torch.empty(end - start, dtype=stored_dtype(entry, role))
+        self.read_into(into, entry, role, start)
+        return into
+
+    def read_into(self, into: torch.Tensor, entry: ParameterEntry, role: Role, start: int) -> None:
+        """Read the elements of a role from `start` on into a flat tensor of the dtype they have.
+
+        Raises:
+            CheckpointError: A file cannot be read any more.
+        """
+        dtype, end = into.dtype, start + into.numel()
         for piece in entry.slices[role]:
             first, last = max(start, piece.start), min(end, piece.end)
             if first < last:
@@ -212,7 +221,6 @@ class Checkpoint:
                 at = file.data_at + begin + (first - piece.start) * dtype.itemsize
                 target = into[first - start : last - start].view(torch.uint8).numpy()
                 self._read_into(target.data, file.descriptor, at=at, name=piece.file)
-        return into
 
     def random_tensor(self, name: str) -> torch.Tensor:
         """A random generator's state."""
@@ -253,8 +261,12 @@ class Checkpoint:
         self.close()
 
 
-def _why(error: OSError) -> str:
+def stored_dtype(entry: ParameterEntry, role: Role) -> torch.dtype:
+    """What the elements of a role are in their files."""
+    return DTYPES[entry.dtype if role is Role.VALUE else "F32"]
 
+
+def _why(error: OSError) -> str:
     if error.errno in {errno.ELOOP, errno.EMLINK}:
         return "it is a link"
     return error.strerror or str(error)

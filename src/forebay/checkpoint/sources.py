@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from forebay.optim.reference import round_to
+from forebay import native
 
 if TYPE_CHECKING:
     from forebay.checkpoint.header import TensorSpec
 
-__all__ = ["JoinedSource", "RoundedSource", "Source", "TensorSource"]
+__all__ = ["JoinedSource", "RoundedSource", "Source", "TensorSource", "round_into"]
 
 
 class Source(Protocol):
@@ -22,8 +22,8 @@ class Source(Protocol):
         spec: The tensor as a file holds it.
         owner: Who must not change it until it was read; None if nobody will.
 
-    `view` and `fill` are called by the thread that saves, for ranges that begin at multiples of a
-    block's size.
+    `view` and `fill` are called for ranges that begin at multiples of a block's size: by one thread
+    and in order where training goes on meanwhile, else by several threads at once.
     """
 
     spec: TensorSpec
@@ -132,7 +132,23 @@ class RoundedSource:
         return None
 
     def fill(self, begin: int, end: int, *, into: memoryview) -> None:
-        """Round elements; temporary memory is a few times the range."""
+        """Round elements; temporary memory is twice the range where they lie on a device."""
         item = self._dtype.itemsize
         piece = self._value[begin // item : end // item].cpu()
-        torch.frombuffer(into, dtype=self._dtype).copy_(round_to(piece, self._dtype))
+        round_into(torch.frombuffer(into, dtype=self._dtype), piece)
+
+
+def round_into(target: torch.Tensor, values: torch.Tensor) -> None:
+    """Round flat values on the host, of any dtype in floating point, without temporary memory.
+
+    float64 is rounded to fp32 first, as everything in forebay's arithmetic is.
+    """
+    if values.dtype is torch.float64:
+        values = values.float()
+    native.core().convert(
+        target.data_ptr(), _name(target), values.data_ptr(), _name(values), target.numel()
+    )
+
+
+def _name(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")

@@ -1,4 +1,4 @@
-"""Writes tensors into files by blocks: one thread reads state, a few check and write.
+"""Writes tensors into files by blocks: a few threads read state, check it and write.
 
 Memory is bounded by the staging that it is given. It decides nothing about names or order.
 """
@@ -120,11 +120,35 @@ class _File:
     left: int = 1
     lock: threading.Lock = field(default_factory=threading.Lock)
 
+    def begin_part(self) -> None:
+        """There is one part more to write."""
+        with self.lock:
+            self.left += 1
+
     def is_last(self) -> bool:
         """One part of the file is done; whether it was the last."""
         with self.lock:
             self.left -= 1
             return self.left == 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Up to `BLOCK_BYTES` of a tensor that begins at `at` in its file, and where its sum goes."""
+
+    source: Source
+    index: int
+    at: int
+    file: _File
+    sums: list[int]
+
+    @property
+    def begin(self) -> int:
+        return self.index * BLOCK_BYTES
+
+    @property
+    def end(self) -> int:
+        return min(self.begin + BLOCK_BYTES, self.source.spec.nbytes)
 
 
 class TensorWriter:
@@ -134,8 +158,8 @@ class TensorWriter:
         folder: Where to.
         disk: The file system.
         staging: Memory for what cannot be written from where it lies.
-        copies: Whether everything is copied into staging first, so that `on_read` comes early.
-        on_read: Called by the reading thread once a tensor's bytes were all read.
+        on_read: Called by the thread that calls `write` once a tensor's bytes were all read. With
+            it everything is copied into staging first, in order, as early as there is room.
         metadata: For each file's header.
     """
 
@@ -145,20 +169,18 @@ class TensorWriter:
         *,
         disk: Disk,
         staging: Staging,
-        copies: bool = False,
         on_read: Callable[[Source], None] | None = None,
         metadata: dict[str, str] | None = None,
     ) -> None:
         self._folder = folder
         self._disk = disk
         self._staging = staging
-        self._copies = copies
         self._on_read = on_read
         self._metadata = metadata
         self._error: BaseException | None = None
         self._open: dict[int, _File] = {}
-        # Blocks that are written from where they lie must not queue up without bound either.
-        self._direct = threading.Semaphore(2 * _THREADS)
+        # What is not copied first must not queue up without bound either.
+        self._queued = threading.Semaphore(2 * _THREADS)
 
     def write(self, files: Sequence[tuple[str, Sequence[Source]]]) -> Written:
         """Write files and make their bytes durable.
@@ -204,56 +226,56 @@ class TensorWriter:
         for source in sources:
             found = [0] * -(-source.spec.nbytes // BLOCK_BYTES)
             sums[source.spec.key] = (name, found)
-            begin = begin_of[id(source)]
             for index in range(len(found)):
                 if self._error is not None:
                     raise self._error
-                self._block(source, index, pool=pool, file=file, at=begin, sums=found)
+                self._submit(_Block(source, index, begin_of[id(source)], file, found), pool)
             if self._on_read is not None:
                 self._on_read(source)
         self._finish_part(file)
         return FileEntry(name=name, nbytes=end, header_checksum=Checksum.CRC32C.of(head))
 
-    def _block(
-        self,
-        source: Source,
-        index: int,
-        *,
-        pool: ThreadPoolExecutor,
-        file: _File,
-        at: int,
-        sums: list[int],
-    ) -> None:
-        begin = index * BLOCK_BYTES
-        end = min(begin + BLOCK_BYTES, source.spec.nbytes)
-        view = None if self._copies else source.view(begin, end)
-        block = None
-        if view is None or not is_aligned(view):
-            block = self._staging.take(end - begin)
-            if block is None:
-                return
-            view = block[: end - begin]
-            source.fill(begin, end, into=view)
+    def _submit(self, block: _Block, pool: ThreadPoolExecutor) -> None:
+        copy = None
+        if self._on_read is None:
+            self._queued.acquire()
         else:
-            self._direct.acquire()
-        with file.lock:
-            file.left += 1
+            copy = self._copy(block)
+            if copy is None:
+                return
+        block.file.begin_part()
+        pool.submit(self._work, block, copy)
 
-        def work() -> None:
-            try:
-                if self._error is None:
-                    sums[index] = Checksum.CRC32C.of(view)
-                    self._disk.write(file.descriptor, view, at=at + begin)
-                    self._finish_part(file)
-            except BaseException as error:
-                self._fail(error)
-            finally:
-                if block is None:
-                    self._direct.release()
-                else:
-                    self._staging.give(block)
+    def _copy(self, block: _Block) -> memoryview | None:
+        """A block's bytes in memory that was lent, as soon as there is some; None after a failure.
 
-        pool.submit(work)
+        The memory may be longer.
+        """
+        copy = self._staging.take(block.end - block.begin)
+        if copy is not None:
+            block.source.fill(block.begin, block.end, into=copy[: block.end - block.begin])
+        return copy
+
+    def _work(self, block: _Block, copy: memoryview | None) -> None:
+        try:
+            if self._error is not None:
+                return
+            data = None if copy is not None else block.source.view(block.begin, block.end)
+            if data is None or not is_aligned(data):
+                copy = self._copy(block) if copy is None else copy
+                if copy is None:
+                    return
+                data = copy[: block.end - block.begin]
+            block.sums[block.index] = Checksum.CRC32C.of(data)
+            self._disk.write(block.file.descriptor, data, at=block.at + block.begin)
+            self._finish_part(block.file)
+        except BaseException as error:
+            self._fail(error)
+        finally:
+            if copy is not None:
+                self._staging.give(copy)
+            if self._on_read is None:
+                self._queued.release()
 
     def _finish_part(self, file: _File) -> None:
         if file.is_last():

@@ -1,4 +1,4 @@
-"""`forebay bench step` and `forebay bench adam`: options to `forebay.bench`, tables to stdout."""
+"""`forebay bench step`, `adam` and `checkpoint`: options to `forebay.bench`, tables to stdout."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["bench"]
 
 bench = typer.Typer(
     name="bench",
-    help="Measure training steps and updates beside the machine's own limits.",
+    help="Measure steps, updates and checkpoints beside the machine's own limits.",
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -125,6 +125,45 @@ def adam(
     return 0
 
 
+@bench.command(name="checkpoint")
+def checkpoint(  # noqa: PLR0913 - one parameter an option
+    *,
+    folder: Annotated[Path, typer.Option(help="Where to write: on the disk to measure.")] = Path(),
+    millions: Annotated[
+        int, typer.Option(help="Parameters, in millions; 12 bytes each.", min=4)
+    ] = 64,
+    precision: Annotated[
+        str, typer.Option(help="Of the working weights, separated by commas: bf16, fp16, fp32.")
+    ] = "bf16,fp32",
+    offload: Annotated[
+        str, typer.Option(help="Where the state lives, separated by commas: cpu, none.")
+    ] = "cpu",
+    rows: Annotated[int, typer.Option(help="Of a training step's input.", min=1)] = 256,
+    repeats: _Repeats = 5,
+    device: _Device = "auto",
+    output: _Output = None,
+    as_json: _Json = False,
+) -> int:
+    """Time saving at once and beside training, beside the disk's own write bandwidth."""
+    import tempfile
+
+    from forebay.accelerators.select import default_device
+    from forebay.bench.checkpoint import CheckpointSpec, bench_checkpoint
+
+    spec = CheckpointSpec(
+        millions=millions,
+        rows=rows,
+        rounds=repeats,
+        device=default_device().type if device == "auto" else device,
+    )
+    variants = [(one, two) for one in precision.split(",") for two in offload.split(",")]
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="forebay-bench-", dir=folder) as inside:
+        found = bench_checkpoint(spec, folder=Path(inside), variants=variants, progress=_progress)
+    _give(found.table(), found.as_dict(), name="checkpoint", output=output, as_json=as_json)
+    return 0
+
+
 def _progress(text: str) -> None:
     typer.echo(f"measuring: {text}", err=True)
 
@@ -139,7 +178,7 @@ def _give(
     from forebay.bench.tables import write_result
     from forebay.hardware.profile import Machine
 
-    on_host = name == "adam" or raw.get("spec", {}).get("device") == "cpu"
+    on_host = name == "adam" or "cpu" in (raw.get("device"), raw.get("spec", {}).get("device"))
     device = "cpu" if on_host else device_name(default_device())
     path = write_result(
         output,

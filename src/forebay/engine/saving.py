@@ -233,7 +233,6 @@ class CheckpointSaver:
                     hidden,
                     disk=self._disk,
                     staging=staging,
-                    copies=readers is not None,
                     on_read=None if readers is None else _Progress(snapshot, readers),
                 )
                 named = [
