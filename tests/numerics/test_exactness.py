@@ -12,7 +12,7 @@ import torch
 from forebay.engine import EngineOptions
 from forebay.engine.options import SumPlace, Timing
 from forebay.links import FaultScript
-from forebay.plan import SixteenBitMaster, UpdatePlace
+from forebay.plan import SixteenBitMaster, UpdatePlace, WeightPlace
 from numerics.training import CLIP, Recipe, assert_same_bits, reference, train
 
 DEVICES = [
@@ -58,6 +58,25 @@ PLACES = {
     # 10 to 12 bytes per element: some of the three units find room and some do not
     "streamed_in_little_room": EngineOptions(update=UpdatePlace.STREAMED, staging_bytes=6000),
     "mixed": EngineOptions(places=_every_place_in_turn, unit_elements=30),
+    # Weights on the host; the largest unit takes 1,536 or 2,560 bytes, all three 4,096 or 6,656.
+    "weights_one_by_one": EngineOptions(weights=WeightPlace.HOST, pool_bytes=2560),
+    "weights_two_by_two": EngineOptions(weights=WeightPlace.HOST, pool_bytes=5000),
+    "weights_in_ample_room": EngineOptions(weights=WeightPlace.HOST),
+    "weights_by_parameter": EngineOptions(
+        weights=WeightPlace.HOST, pool_bytes=2560, unit_elements=1, piece_elements=64
+    ),
+    "weights_and_whole_masters": EngineOptions(
+        weights=WeightPlace.HOST, pool_bytes=2560, bf16_master=SixteenBitMaster.WHOLE
+    ),
+    "weights_and_state_streamed": EngineOptions(
+        weights=WeightPlace.HOST, pool_bytes=2560, update=UpdatePlace.STREAMED
+    ),
+    "weights_and_state_mixed": EngineOptions(
+        weights=WeightPlace.HOST, pool_bytes=2560, places=_every_place_in_turn, staging_bytes=6000
+    ),
+    "weights_synchronous": EngineOptions(
+        weights=WeightPlace.HOST, pool_bytes=2560, timing=Timing.SYNCHRONOUS
+    ),
     "delayed_copies": EngineOptions(fault=FaultScript(seed=3, max_delay_us=500), piece_elements=90),
 }
 
@@ -108,6 +127,9 @@ def test_delayed_and_reordered_copies(seed, device):
     assert_same_bits(_reference(recipe), train(replace(recipe, options=options)))
     streamed = replace(options, update=UpdatePlace.STREAMED, staging_bytes=5000)
     assert_same_bits(_reference(recipe), train(replace(recipe, options=streamed)))
+    for place in (options, streamed):
+        away = replace(place, weights=WeightPlace.HOST, pool_bytes=2560)
+        assert_same_bits(_reference(recipe), train(replace(recipe, options=away)))
 
 
 def test_overflow_skips_and_halves():

@@ -13,6 +13,7 @@ import warnings
 import pytest
 import torch
 
+from forebay.accelerators.cpu import CpuAccelerator
 from forebay.engine import EngineOptions, offload_with
 from forebay.errors import ForebayWarning
 from forebay.plan import SixteenBitMaster, UpdatePlace
@@ -231,7 +232,7 @@ def _locked_bytes(master, update):
         options=EngineOptions(bf16_master=master, update=update),
         device=torch.device("cpu"),
     )
-    memory = build.PartMemory(device=torch.device("cpu"), ledger=Ledger(), page_locking=locking)
+    memory = build.PartMemory(accelerator=CpuAccelerator(), ledger=Ledger(), page_locking=locking)
     units = build.build_units(
         inspect_model(model, groups=adamw(model).param_groups), placement=placement, memory=memory
     )

@@ -8,6 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     import torch
 
 __all__ = ["Accelerator", "Event", "Waitable"]
@@ -57,6 +59,10 @@ class Accelerator(Protocol):
 
     def new_stream(self) -> int:
         """A stream for one lane; 0 where copies need none. Lives as long as the accelerator."""
+        ...
+
+    def private_pool(self) -> AbstractContextManager[object]:
+        """Inside it, tensors get memory that nobody else's tensors get, and return it there."""
         ...
 
     def record_event(self) -> Event:

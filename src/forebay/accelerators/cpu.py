@@ -5,6 +5,7 @@ Compute is synchronous with the calling thread, so an event is always already re
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,10 @@ class CpuAccelerator:
     def new_stream(self) -> int:
         """There are no streams: 0."""
         return 0
+
+    def private_pool(self) -> contextlib.AbstractContextManager[object]:
+        """The heap: freed blocks of that size go back to the system."""
+        return contextlib.nullcontext()
 
     def record_event(self) -> _ReachedEvent:
         """An event that is already reached."""

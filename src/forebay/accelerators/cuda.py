@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from forebay.accelerators.base import Waitable
 
 __all__ = ["CudaAccelerator"]
@@ -38,6 +40,7 @@ class CudaAccelerator:
         self._device = torch.device("cuda", index)
         self._streams: list[torch.cuda.Stream] = []
         torch.cuda.init()
+        self._pool: torch.cuda.MemPool | None = None
 
     @property
     def device(self) -> torch.device:
@@ -53,6 +56,15 @@ class CudaAccelerator:
         stream = torch.cuda.Stream(self._device)
         self._streams.append(stream)
         return int(stream.cuda_stream)
+
+    def private_pool(self) -> AbstractContextManager[object]:
+        """A memory pool of torch's allocator, made at first need."""
+        if self._pool is None:
+            self._pool = torch.cuda.MemPool()
+        context: AbstractContextManager[object] = torch.cuda.use_mem_pool(
+            self._pool, device=self._device
+        )
+        return context
 
     def record_event(self) -> _CudaEvent:
         """Mark the end of the caller's current stream."""

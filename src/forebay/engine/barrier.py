@@ -58,14 +58,14 @@ class Barrier:
             raise EngineClosedError(f"{reason} needs an open engine, but {self._closed}", hint=hint)
 
     def make_ready(self, unit: Unit) -> None:
-        """Wait for one unit's weights.
+        """Wait for one unit's weights; those on the host alone stay there.
 
         Raises:
             EngineClosedError: The engine failed earlier.
             TransferError: It fails now.
             PendingWeightError: Someone wrote into the weights before they had arrived.
         """
-        if unit.state is WeightState.READY:
+        if unit.state is not WeightState.PENDING:
             return
         self.refuse_closed(f"unit {unit.name}")
         try:
@@ -143,9 +143,23 @@ class Barrier:
 
     def _give_back_weights(self) -> None:
         for unit in self._units:
+            if unit.streams_weights:
+                self._give_back_stored(unit)
+                continue
             if unit.state is WeightState.READY:
                 continue
             for record in unit.records:
                 weight = record.part.weight(record.slot)
                 record.param.data = weight.fill_(float("nan"))
                 record.pending = False
+
+    @staticmethod
+    def _give_back_stored(unit: Unit) -> None:
+        """The newest weights where they live: on the host."""
+        for record in unit.records:
+            stored = record.part.stored(record.slot)
+            if unit.state is WeightState.PENDING:
+                stored.fill_(float("nan"))
+            record.param.data = stored
+            record.pending = False
+            record.away = None

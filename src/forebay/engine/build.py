@@ -21,7 +21,14 @@ from forebay.hardware.limits import HostCeiling, HostLimit, host_ceiling
 from forebay.model.inspect import OUTSIDE
 from forebay.model.layout import layout_unit
 from forebay.plan.memory import forecast, ring_bytes
-from forebay.plan.placement import Accumulation, Placement, UnitPlacement, UpdatePlace
+from forebay.plan.placement import (
+    Accumulation,
+    Placement,
+    UnitPlacement,
+    UpdatePlace,
+    WeightPlace,
+)
+from forebay.plan.pool_size import pool_bytes
 from forebay.plan.solve import choose_places
 from forebay.tiers.heap import HeapTrimmer
 from forebay.tiers.host import HostArena
@@ -76,19 +83,36 @@ def _update_places(
 
 
 def place(spec: ModelSpec, *, options: EngineOptions, device: torch.device) -> Placement:
-    """The placement that the options ask for."""
+    """The placement that the options ask for.
+
+    Raises:
+        BudgetError: Weights on the host are to be streamed, and a unit does not fit.
+    """
     places = _update_places(spec, options, device)
     units = tuple(
-        UnitPlacement(layout=layout_unit(unit.name, index=index, params=unit.params), update=place)
+        UnitPlacement(
+            layout=layout_unit(unit.name, index=index, params=unit.params),
+            update=place,
+            weights=WeightPlace.DEVICE if place is UpdatePlace.DEVICE else options.weights,
+        )
         for index, (unit, place) in enumerate(zip(spec.units, places, strict=True))
     )
-    return Placement(
+    placement = Placement(
         units=units,
         accumulation=accumulation_for(options),
         backwards_per_update=options.backwards or 1,
         bf16_master=options.bf16_master,
         piece_elements=options.piece_elements,
     )
+    page = mmap.PAGESIZE if device.type == "cpu" else 1
+    pool = pool_bytes(
+        [unit.layout for unit in units if unit.weights is WeightPlace.HOST],
+        asked=options.pool_bytes,
+        device_budget=options.device_budget,
+        taken=_total(forecast(placement, device_page_bytes=page), "device"),
+        page_bytes=page,
+    )
+    return replace(placement, pool_bytes=pool)
 
 
 def refuse_what_does_not_fit(placement: Placement, *, options: EngineOptions, cpu: bool) -> None:
@@ -175,7 +199,11 @@ def build_units(
         parts, records = [], []
         for layout in unit_placement.layout.parts:
             part = PartStorage(
-                layout, placement=placement, update=unit_placement.update, memory=memory
+                layout,
+                placement=placement,
+                update=unit_placement.update,
+                weights=unit_placement.weights,
+                memory=memory,
             )
             parts.append(part)
             records.append(

@@ -169,6 +169,13 @@ class Collector:
                 hint="call optimizer.synchronize() before using weights outside their module's "
                 "forward, or set forebay.synchronous: true",
             )
+        if unit.streams_weights and not unit.was_used:
+            raise PendingWeightError(
+                f"a weight of unit {unit.name} was read while it was on the host alone: "
+                f"{record.label} got a gradient, but nobody asked its module for the weight",
+                hint="read it as module.weight inside a forward, or declare the module that reads "
+                "it with forebay.zero.register_external_parameter(module, weight)",
+            )
         if torch.is_grad_enabled() and torch._C._current_graph_task_id() >= 0:
             raise GradientError(
                 f"backward(create_graph=True) reached {record.label}; gradients of gradients "
@@ -192,10 +199,10 @@ class Collector:
                 hint="resize embeddings and replace weights before forebay takes over",
             )
         home = record.part
-        if addend.dtype is not home.dtype or addend.device != home.weights.device:
+        if addend.dtype is not home.dtype or addend.device != home.device:
             raise UnsupportedError(
                 f"{record.label} has a gradient in {addend.dtype} on {addend.device}, but was "
-                f"{home.dtype} on {home.weights.device} when forebay took over",
+                f"{home.dtype} on {home.device} when forebay took over",
                 hint="convert or move the model before forebay takes over, and leave p.grad_dtype "
                 "as it is",
             )

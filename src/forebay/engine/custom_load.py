@@ -41,7 +41,7 @@ def load_by_hand(
     for record, entry in found.trained:
         if refresh_master(record) and entry.kind is Kind.TRAINED:
             master = checkpoint.read(entry, Role.MASTER, 0, entry.elements)
-            weight = record.part.weight(record.slot).reshape(-1).to("cpu")
+            weight = record.part.stored(record.slot).reshape(-1).to("cpu")
             agrees = round_to(master, weight.dtype) == weight
             if record.part.dtype is not torch.float32:
                 merged = torch.where(agrees, master, weight.float())

@@ -26,22 +26,23 @@ from forebay.engine.build import (
     refuse_what_does_not_fit,
     ring_maker,
 )
-from forebay.engine.collector import Collector, hook_of
+from forebay.engine.collector import Collector
 from forebay.engine.executor import Executor
 from forebay.engine.hooks import HookActions, ModuleHooks
 from forebay.engine.masters import refresh_master
 from forebay.engine.options import EngineOptions, Timing
 from forebay.engine.part import PartMemory
+from forebay.engine.refusals import refuse_mixed_directions, refuse_strangers, refuse_taken
 from forebay.engine.room import DeviceRoom
 from forebay.engine.step import StepOutcome, Stepper
 from forebay.engine.streamer import Streamer
+from forebay.engine.streaming import Streaming
 from forebay.engine.unit import NanSource
 from forebay.errors import (
     BudgetError,
     ForebayError,
     ForebayWarning,
     TransferError,
-    UnsupportedError,
 )
 from forebay.hardware.limits import SwapWatch
 from forebay.links.lanes import Lanes
@@ -105,7 +106,7 @@ class Engine:
         self._swap = SwapWatch()
         for group in groups:
             rule.validate(group)
-        _refuse_mixed_directions(groups)
+        refuse_mixed_directions(groups)
         inspected = self._plan(model)
         self._allocate(inspected)
         self._connect(rule)
@@ -123,6 +124,7 @@ class Engine:
                 mark=self.lanes.mark,
             ),
         )
+        self.streaming.attach(model, owners=inspected.owners, before_copy=self._hooks.before_copy)
         self.collector.attach(self)
         self._by_param = {id(record.param): record for record in self.collector.records}
 
@@ -136,11 +138,7 @@ class Engine:
             whole=options.whole_modules,
             cast_to=options.cast_to,
         )
-        if any(hook_of(param) is not None for param in inspected.params):
-            raise UnsupportedError(
-                "a parameter of the model is trained by another engine that is still open",
-                hint="close() that engine (or optimizer) first",
-            )
+        refuse_taken(inspected.params)
         self.accelerator = accelerator_for(options.device)
         device = self.accelerator.device
         self.placement = place(inspected.spec, options=options, device=device)
@@ -153,7 +151,9 @@ class Engine:
         self.ledger = Ledger({Tier.DEVICE: options.device_budget, Tier.HOST: options.host_budget})
         core = native.core()
         self.page_locking = page_locking(options, accelerator=self.accelerator, core=core)
-        memory = PartMemory(device=device, ledger=self.ledger, page_locking=self.page_locking)
+        memory = PartMemory(
+            accelerator=self.accelerator, ledger=self.ledger, page_locking=self.page_locking
+        )
         self.cores = core_share(options)
         self.units = build_units(inspected, placement=self.placement, memory=memory)
         move_the_rest(self.module, trained=inspected.params, device=device, cast_to=options.cast_to)
@@ -176,12 +176,23 @@ class Engine:
         self._streamer = Streamer(
             lanes=self.lanes, accelerator=self.accelerator, ledger=self.ledger, room=self._room
         )
+        self._barrier = Barrier(
+            self.units, lanes=self.lanes, nans=self._nans, forget_visits=self._streamer.drop
+        )
+        self.streaming = Streaming(
+            self.units,
+            placement=self.placement,
+            lanes=self.lanes,
+            ledger=self.ledger,
+            nans=self._nans,
+            fail=self._barrier.fail,
+        )
         self._executor = Executor(
             self.units,
             lanes=self.lanes,
             math=HostMath(self.lanes.core, self.lanes.pool) if on_host else cuda_math(device),
-            nans=self._nans,
             streamer=self._streamer,
+            publisher=self.streaming.publisher,
             piece_elements=self.placement.piece_elements,
         )
         self._order: tuple[int, ...] = tuple(range(len(self.units)))
@@ -191,9 +202,7 @@ class Engine:
             program=build_program(self.placement, order=self._order),
             expected=self.placement.backwards_per_update,
         )
-        self._barrier = Barrier(
-            self.units, lanes=self.lanes, nans=self._nans, forget_visits=self._streamer.drop
-        )
+        self.streaming.residency.is_last_backward = lambda: self.collector.window.is_last
         self._stepper = Stepper(
             self.collector,
             executor=self._executor,
@@ -238,7 +247,8 @@ class Engine:
         self._barrier.refuse_closed("step()")
         self.lanes.mark(Moment.STEP_BEGIN)
         self._hooks.learn()
-        self._refuse_strangers()
+        refuse_strangers(self.groups, known=self._by_param)
+        self.streaming.take_over()
         if self._hooks.order != self._order:
             self._order = self._hooks.order
             self.collector.program = build_program(self.placement, order=self._order)
@@ -253,6 +263,7 @@ class Engine:
             for unit in self.units:
                 if unit.eager:
                     self._barrier.make_ready(unit)
+        self.streaming.residency.look_ahead()
         self.lanes.reap()
         self._swap.poll()
         if self.page_locking is not None:
@@ -313,16 +324,6 @@ class Engine:
         self.collector.window.expected = count
         self.collector.program = build_program(self.placement, order=self._order)
 
-    def _refuse_strangers(self) -> None:
-        for index, group in enumerate(self.groups):
-            for param in group["params"]:
-                if param.grad is not None and id(param) not in self._by_param:
-                    raise UnsupportedError(
-                        f"a parameter of group {index} with shape {tuple(param.shape)} has a "
-                        "gradient, but was frozen (or not in its group) when forebay took over",
-                        hint="build a new engine after changing what is trained",
-                    )
-
     def zero_grad(self) -> None:
         """Discard the window's gradients and begin a new one."""
         self._barrier.refuse_closed("zero_grad()")
@@ -347,6 +348,7 @@ class Engine:
     def settle_masters(self) -> None:
         """Let masters follow weights that the user changed, for readers before the next step."""
         self.quiesce("masters")
+        self.streaming.take_over()
         for record in self.collector.records:
             if not record.master_is_loaded:
                 refresh_master(record)
@@ -377,6 +379,7 @@ class Engine:
                 return
         finally:
             self._hooks.detach()
+            self.streaming.detach()
             self.collector.detach()
             for record in self.collector.records:
                 if record.param.grad is record.standin:
@@ -386,11 +389,3 @@ class Engine:
                     part.close()
             if self.page_locking is not None:
                 self.page_locking.wait()
-
-
-def _refuse_mixed_directions(groups: list[dict[str, Any]]) -> None:
-    if len({bool(group.get("maximize")) for group in groups}) > 1:
-        raise UnsupportedError(
-            "some parameter groups have maximize=True and others not",
-            hint="negate the loss of one of them instead",
-        )

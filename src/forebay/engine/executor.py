@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from forebay.engine.gradients import GradientPath, follow
 from forebay.links.observer import Moment
-from forebay.model.layout import ITEM_BYTES
 from forebay.optim.flat_state import FlatState, native_hypers, native_part
 from forebay.plan.placement import MasterLayout
 from forebay.plan.program import Lane, OpKind, Trigger, TriggerKind, Turn
@@ -19,9 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from forebay.engine.part import PartStorage
-    from forebay.engine.record import ParamRecord
+    from forebay.engine.publisher import Publisher
     from forebay.engine.streamer import StagedPart, Streamer
-    from forebay.engine.unit import NanSource, Unit
+    from forebay.engine.unit import Unit
     from forebay.links.lanes import Lanes
     from forebay.optim.device_math import DeviceMath
     from forebay.optim.rule import Hyper
@@ -52,8 +51,8 @@ class Executor:
         units: Every unit by index.
         lanes: Worker pool and link.
         math: Arithmetic on the device.
-        nans: Source of NaN views for pending weights.
         streamer: Moves state that visits the device.
+        publisher: Takes new weights.
         piece_elements: Elements of one piece of an update and of the copy that follows it.
     """
 
@@ -63,8 +62,8 @@ class Executor:
         *,
         lanes: Lanes,
         math: DeviceMath,
-        nans: NanSource,
         streamer: Streamer,
+        publisher: Publisher,
         piece_elements: int,
     ) -> None:
         self._units = units
@@ -72,10 +71,10 @@ class Executor:
         self.math = math
         self.mark, self.waiting = lanes.mark, lanes.waiting
         self._accelerator = lanes.accelerator
-        self._nans = nans
         self._streamer = streamer
+        self._publisher = publisher
         self._piece = piece_elements
-        self.traffic = dict.fromkeys(Lane, 0)
+        self.traffic = lanes.traffic
         self.gradients = GradientPath(lanes=lanes, math=math, traffic=self.traffic)
         self._order: UpdateOrder | None = None
         self._updates: dict[int, list[Any]] = {}
@@ -138,7 +137,9 @@ class Executor:
         if unit.staging is None:
             self._publish(unit)
         elif unit.index in self._updates:
+            assert self._order is not None
             self.traffic[Lane.DOWN] += self._streamer.write_back(unit)
+            self._publisher.written_back(unit, self._order.hyper_of)
 
     def _update(self, unit: Unit) -> None:
         if unit.updates_on_device:
@@ -188,12 +189,12 @@ class Executor:
                 state,
                 grad=part.gradient_address,
                 grad_dtype=part.gradient_dtype,
-                out=part.gradient_address if part.master is MasterLayout.WHOLE else 0,
+                out=_rounded_weights(part),
                 out_dtype=part.layout.dtype,
             )
             numbers = native_hypers(self._lanes.core, order.hypers)
             ticket = self._lanes.update(
-                native, numbers, chosen, order.scale, self._piece, None, follow(part)
+                native, numbers, chosen, order.scale, self._piece, None, _before_update(part)
             )
             part.ticket = tickets[-1] = self._lanes.hold(ticket, native)
         self._updates[unit.index] = tickets
@@ -201,38 +202,20 @@ class Executor:
     def _publish(self, unit: Unit) -> None:
         order = self._order
         assert order is not None
-        arrivals, changed = [], []
-        event = self._accelerator.record_event()
-        for part, records, update in zip(
-            unit.parts, unit.records_of_part, self._updates[unit.index], strict=True
-        ):
-            if update is None:
-                continue
-            present = [r for r in records if r.index in order.hyper_of]
-            plan = self._publish_plan(part, present)
-            ticket = self._lanes.publish(plan, after=update, event=event.handle)
-            self.traffic[Lane.UP] += plan.nbytes
-            part.ticket = self._lanes.hold(ticket, event)
-            arrivals.append(ticket)
-            changed.extend(present)
-        if changed:
-            unit.await_weights(changed, arrivals, self._nans)
+        self._publisher.publish(unit, self._updates[unit.index], order.hyper_of)
 
-    def _publish_plan(self, part: PartStorage, present: Sequence[ParamRecord]) -> Any:
-        """Spans from the host's new weights to the device, cut where the update's pieces are."""
-        plan = self._lanes.core.CopyPlan(1 << 62)
-        item, pitch, source = _weights_on_host(part)
-        target = part.own_weights.data_ptr()
-        for record in present:
-            start, end = record.segment.offset, record.segment.end
-            while start < end:
-                piece = start // self._piece
-                stop = min(end, (piece + 1) * self._piece)
-                head = piece * self._piece
-                where = source + head * pitch + (start - head) * item
-                plan.add(piece, target + start * item, where, (stop - start) * item)
-                start = stop
-        return plan
+
+def _before_update(part: PartStorage) -> list[Any]:
+    """What an update of a part comes after: its gradient, and loads of the old weights."""
+    part.loads = [ticket for ticket in part.loads if not ticket.done]
+    return [*follow(part), *part.loads]
+
+
+def _rounded_weights(part: PartStorage) -> int:
+    """Where the host writes weights beside whole masters: over the gradient unless they stay."""
+    if part.master is not MasterLayout.WHOLE:
+        return 0
+    return part.gradient_address if part.home is None else part.weights.data_ptr()
 
 
 def _flat_state(part: PartStorage) -> FlatState:
@@ -245,12 +228,3 @@ def _flat_state(part: PartStorage) -> FlatState:
         out=part.own_weights if on_device_whole else None,
         segments=part.update_segments,
     )
-
-
-def _weights_on_host(part: PartStorage) -> tuple[int, int, int]:
-    """(item bytes, bytes between piece starts per element, address) of new weights."""
-    item = ITEM_BYTES[part.layout.dtype]
-    if part.master is MasterLayout.WHOLE:
-        # written over the gradient, compacted within each piece
-        return item, ITEM_BYTES[part.gradient_dtype], part.gradient_address
-    return item, item, part.high.data_ptr()

@@ -22,6 +22,7 @@ from forebay.engine.reads import first_reads, next_number
 from forebay.engine.unit import Unit, WeightState
 from forebay.errors import PendingWeightError, UnsupportedError
 from forebay.links.observer import Moment
+from forebay.model.tree import smallest_around
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -110,7 +111,7 @@ class ModuleHooks:
         return owned
 
     def _hook(self, call: Callable[..., Any]) -> ModuleHook:
-        return ModuleHook(call, before_copy=self._before_copy)
+        return ModuleHook(call, before_copy=self.before_copy)
 
     def _attach(self) -> None:
         root = self._root
@@ -137,7 +138,8 @@ class ModuleHooks:
             if key not in covered:
                 self._wait_before(module, units, anchor=False)
         for unit in self._units:
-            anchor = _anchor(root, unit, self._owners)
+            first = [owners[0] for r in unit.records if (owners := self._owners[r.index])]
+            anchor = smallest_around(root, first)
             if anchor is not None and id(anchor) not in covered and anchor is not root:
                 self._wait_before(anchor, [unit], anchor=True)
 
@@ -235,7 +237,8 @@ class ModuleHooks:
                     hint="call load_state_dict without assign=True",
                 )
 
-    def _before_copy(self, memo: dict[int, Any] | None) -> None:
+    def before_copy(self, memo: dict[int, Any] | None) -> None:
+        """The model is being copied (pickled where `memo` is None); see `ModuleHook`."""
         pending = [r for unit in self._units for r in unit.records if r.pending]
         if not pending:
             return
@@ -248,7 +251,7 @@ class ModuleHooks:
             )
         for record in pending:
             if id(record.param) in memo:
-                memo[id(record.param)].data = record.param.data.clone()
+                memo[id(record.param)].data = record.part.stored(record.slot).clone()
 
     def _learn_reads(self, reads: dict[int, int]) -> None:
         """After a pass: wait earlier for weights that were read before anybody waited."""
@@ -326,21 +329,6 @@ def _compiled(root: nn.Module) -> Iterator[nn.Module]:
                 yield from _walk(child)
 
     return _walk(root)
-
-
-def _anchor(root: nn.Module, unit: Unit, owners: Sequence[Sequence[nn.Module]]) -> nn.Module | None:
-    """The smallest module that holds all of a unit's first owners."""
-    wanted = {id(owners[r.index][0]) for r in unit.records if owners[r.index]}
-    if not wanted:
-        return None
-    anchor = root
-    while True:
-        for child in anchor.children():
-            if wanted <= {id(m) for m in child.modules()}:
-                anchor = child
-                break
-        else:
-            return anchor
 
 
 def _tensors(output: Any) -> Iterator[torch.Tensor]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from forebay.engine.part import PartStorage
     from forebay.engine.record import ParamRecord
 
-__all__ = ["load_master", "refresh_master"]
+__all__ = ["load_master", "refresh_master", "settle_stored"]
 
 # Some 24 bytes of temporary memory per element: 24 MiB at once.
 _CHUNK_ELEMENTS = 1 << 20
@@ -38,6 +38,8 @@ def refresh_master(record: ParamRecord) -> bool:
         UnsupportedError: The parameter was resized, converted or moved to another device.
         TransferError: The last update of the weight failed.
     """
+    if record.part.home is not None:
+        return _refresh_streamed(record)
     if record.pending:
         return False
     param, part, slot = record.param, record.part, record.slot
@@ -64,10 +66,49 @@ def refresh_master(record: ParamRecord) -> bool:
     return True
 
 
+def _refresh_streamed(record: ParamRecord) -> bool:
+    """The same for a weight that lives on the host, whether its copy on the device is there."""
+    param, part, slot = record.param, record.part, record.slot
+    if record.away is None:
+        return False
+    here = record.away if record.pending else part.weight(slot)
+    moved = slot.elements > 0 and param.data_ptr() != here.data_ptr()
+    written = not record.pending and param._version != record.version
+    if not moved and not written and not record.master_is_loaded:
+        return False
+    _refuse_other_form(record)
+    part.await_readers()
+    for ticket in [part.ticket, *part.loads]:
+        if ticket is not None:
+            wait(ticket, f"the last transfer of {record.label}")
+    stored = part.stored(slot)
+    if moved or written:
+        with torch.no_grad():
+            stored.copy_(param.data)
+            if moved and not record.pending:
+                here.copy_(param.data)
+        param.data = here
+    settle_stored(record)
+    return True
+
+
+def settle_stored(record: ParamRecord) -> None:
+    """A weight that lives on the host has a new value there: its master follows."""
+    part, slot = record.part, record.slot
+    stored = part.stored(slot)
+    if record.master_is_loaded:
+        _settle_loaded(record, stored)
+    elif not part.high_is_weight:
+        part.set_master(slot, stored)
+    elif part.low is not None:
+        part.view(part.low, slot).zero_()
+    record.version = record.param._version
+
+
 def _refuse_other_form(record: ParamRecord) -> None:
     param, part = record.param, record.part
     now = (tuple(param.shape), param.dtype, param.device)
-    then = (record.slot.shape, part.dtype, part.weights.device)
+    then = (record.slot.shape, part.dtype, part.device)
     if now != then:
         raise UnsupportedError(
             f"{record.label} is now {_form(*now)}, but was {_form(*then)} when forebay took over",

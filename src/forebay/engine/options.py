@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from forebay.links.observer import NO_OBSERVER
 from forebay.optim.loss_scale import StaticLossScale
-from forebay.plan.placement import SixteenBitMaster
+from forebay.plan.placement import SixteenBitMaster, WeightPlace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -63,6 +63,9 @@ class EngineOptions:
             state in host memory: on the host alone where the device has no link of its own, else
             part of it streamed.
         places: Chooses the update place of every unit of a model, before `update`.
+        weights: Where the working weights of units that do not update on the device live.
+        pool_bytes: Device bytes that weights on the host share while they are used; None for what
+            the device budget leaves, or a default without one.
         staging_bytes: Device bytes for state that visits; None for what activations leave free.
         cast_to: What float32 parameters become when forebay takes over; None leaves them.
         clip_norm: Bound on the global gradient norm; None does not clip.
@@ -87,6 +90,8 @@ class EngineOptions:
     device: torch.device | str | None = None
     update: UpdatePlace | None = None
     places: Callable[[ModelSpec], Sequence[UpdatePlace]] | None = None
+    weights: WeightPlace = WeightPlace.DEVICE
+    pool_bytes: int | None = None
     staging_bytes: int | None = None
     cast_to: torch.dtype | None = None
     clip_norm: float | None = None

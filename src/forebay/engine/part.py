@@ -1,7 +1,8 @@
 """The memory of one part: working weights, master, moments, and the gradient's landing place.
 
 One flat space of elements for every role (`model.layout`). It allocates and gives views; it
-moves nothing.
+moves nothing. Where weights live on the host, `weights` is there and parameters are tensors of a
+`WeightHome`, whose memory comes and goes.
 
 [Note: storages] A parameter's weight is a tensor over the part's memory whose storage begins and
 ends with it (through DLPack, which keeps the memory alive). Savers look at storages: safetensors'
@@ -18,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.dlpack import from_dlpack
 
+from forebay.engine.homes import WeightHome
 from forebay.model.layout import ITEM_BYTES
 from forebay.optim.master import join, split
-from forebay.plan.placement import Accumulation, MasterLayout, UpdatePlace
+from forebay.plan.placement import Accumulation, MasterLayout, UpdatePlace, WeightPlace
 from forebay.tiers.device import DeviceArena
 from forebay.tiers.host import HostArena
 from forebay.tiers.ledger import Role
@@ -28,6 +30,7 @@ from forebay.tiers.ledger import Role
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from forebay.accelerators.base import Accelerator
     from forebay.model.layout import ParamSlot, PartLayout
     from forebay.plan.placement import Placement
     from forebay.tiers.ledger import Ledger
@@ -58,9 +61,20 @@ class GradientForm(Enum):
 class PartMemory:
     """Where a part's memory comes from."""
 
-    device: torch.device
+    accelerator: Accelerator
     ledger: Ledger
     page_locking: PageLocking | None
+
+    @property
+    def device(self) -> torch.device:
+        """Where weights and activations are computed with."""
+        return self.accelerator.device
+
+    def host_arena(self, nbytes: int, *, role: Role, what: str) -> HostArena:
+        """An arena that the link copies from or to."""
+        return HostArena(
+            nbytes, ledger=self.ledger, role=role, what=what, page_locking=self.page_locking
+        )
 
 
 class _State:
@@ -135,7 +149,13 @@ class PartStorage:
         layout: The part's layout.
         placement: The model's placement.
         update: Where this part's unit updates.
+        weights: Where its weights live.
         memory: Device, ledger and page-locking policy.
+
+    Attributes:
+        weights: The working weights where they live, flat.
+        home: The parameters' memory on the device, where weights live on the host.
+        loads: Transfers that still read the weights on the host.
     """
 
     def __init__(
@@ -144,6 +164,7 @@ class PartStorage:
         *,
         placement: Placement,
         update: UpdatePlace,
+        weights: WeightPlace,
         memory: PartMemory,
     ) -> None:
         self.layout = layout
@@ -153,17 +174,11 @@ class PartStorage:
         self.update = update
         self.master = placement.master_layout(layout.dtype)
         self.dtype = TORCH_DTYPES[layout.dtype]
+        self.device = memory.device
         self._memory = memory
-        self._weights = DeviceArena(
-            layout.elements,
-            dtype=self.dtype,
-            device=memory.device,
-            ledger=memory.ledger,
-            role=Role.LP_PARAMS,
-            what=f"weights of {layout.elements} parameters",
-        )
-        self.weights = self._weights.flat
-        self.own_weights = self.weights[self.shard.start : self.shard.end]
+        self.home: WeightHome | None = None
+        self.loads: list[Any] = []
+        self._weights: DeviceArena | HostArena | None = None
         self._own: dict[int, torch.Tensor] = {}
         self.on_host = update is not UpdatePlace.DEVICE
         # Updated on the device last time: what `high` mirrors of the weights is older than they.
@@ -172,8 +187,14 @@ class PartStorage:
         self.low = self._state.low
         self.exp_avg = self._state.exp_avg
         self.exp_avg_sq = self._state.exp_avg_sq
+        self.weights = self._place_weights(weights)
+        streams = weights is WeightPlace.HOST
+        self.own_weights = self.weights
+        if not streams:
+            self.own_weights = self.weights[self.shard.start : self.shard.end]
         # The weights themselves are (the high half of) the master.
-        self.high_is_weight = self._state.high is None
+        lies_apart = not streams or self.master is MasterLayout.WHOLE
+        self.high_is_weight = self._state.high is None or not lies_apart
         self.high = self.own_weights if self._state.high is None else self._state.high
         self.gradient_form = (
             GradientForm.NATIVE
@@ -199,6 +220,28 @@ class PartStorage:
         """Elements of the state that is held here: the part's, or this rank's shard of them."""
         return self.shard.elements
 
+    def _place_weights(self, place: WeightPlace) -> torch.Tensor:
+        """Make the working weights' memory; none where they are the high half of the master."""
+        what = f"weights of {self.layout.elements} parameters"
+        if place is WeightPlace.DEVICE:
+            self._weights = DeviceArena(
+                self.layout.elements,
+                dtype=self.dtype,
+                device=self.device,
+                ledger=self._memory.ledger,
+                role=Role.LP_PARAMS,
+                what=what,
+            )
+            return self._weights.flat
+        self.home = WeightHome(self.layout, dtype=self.dtype, accelerator=self._memory.accelerator)
+        if self.master is not MasterLayout.WHOLE:
+            assert self._state.high is not None
+            return self._state.high
+        self._weights = self._memory.host_arena(
+            self.elements * self.dtype.itemsize, role=Role.LP_PARAMS, what=what
+        )
+        return self._weights.tensor(self.dtype, offset_bytes=0, elements=self.elements)
+
     def await_readers(self) -> None:
         """Return once master, moments and weights may change; call it before they do."""
         if self.before_change is not None:
@@ -207,12 +250,10 @@ class PartStorage:
     def _gradient_arena(self, form: GradientForm) -> HostArena:
         native = form is GradientForm.NATIVE
         item = ITEM_BYTES[self.layout.dtype] if native else 4
-        return HostArena(
+        return self._memory.host_arena(
             item * self.elements,
-            ledger=self._memory.ledger,
             role=Role.LP_GRADS if native else Role.CONTIGUOUS_GRAD_BUFFER,
             what=f"gradients of {self.elements} parameters",
-            page_locking=self._memory.page_locking,
         )
 
     @property
@@ -263,7 +304,14 @@ class PartStorage:
             self.spare = None
 
     def weight(self, slot: ParamSlot) -> torch.Tensor:
-        """One parameter's working weight in its shape; see [Note: storages]."""
+        """What one parameter is on the device, in its shape; see [Note: storages].
+
+        Where weights live on the host it may have no memory at the moment.
+        """
+        return self.stored(slot) if self.home is None else self.home.tensor(slot)
+
+    def stored(self, slot: ParamSlot) -> torch.Tensor:
+        """One parameter's working weight where it lives, in its shape; see [Note: storages]."""
         own = self._own.get(slot.index)
         if own is None:
             own = self.weights[slot.offset : slot.end].view(slot.shape)
@@ -338,6 +386,7 @@ class PartStorage:
 
 def state_item_bytes(part: PartStorage) -> int:
     """Bytes per element of a part's state that a visit to the device moves each way."""
+    own = 0 if part.home is None else part.dtype.itemsize
     if part.low is not None:
-        return 10
-    return 12 if part.master is MasterLayout.WHOLE else 8
+        return 10 + own
+    return own + (12 if part.master is MasterLayout.WHOLE else 8)

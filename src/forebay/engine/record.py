@@ -66,6 +66,7 @@ class ParamRecord:
             that one kept from an earlier window never shows this window's gradient.
         zeroed: The gradient was set to zero and got no addend since.
         pending: The parameter views NaN until its new weights have arrived.
+        away: The NaN that it views while its weights are on the host alone, once there is one.
         master_is_loaded: The master came with a state dict and belongs to weights that may be
             loaded after it.
         loaded_low: The low half of such a master where masters are whole, until its weights are
@@ -92,6 +93,7 @@ class ParamRecord:
         self.captured: torch.Tensor | None = None
         self.zeroed = False
         self.pending = False
+        self.away: torch.Tensor | None = None
         self.master_is_loaded = False
         self.loaded_low: torch.Tensor | None = None
         self.standin = self._new_standin()
@@ -225,7 +227,7 @@ class ParamRecord:
 
     def _new_standin(self) -> StandIn:
         # A proxy: the collector of garbage does not see what p.grad holds.
-        return StandIn(self.part.weight(self.slot), weakref.proxy(self))
+        return StandIn(self.part.stored(self.slot), weakref.proxy(self), device=self.part.device)
 
     def consume(self) -> None:
         """The step used (or skipped) the gradient."""

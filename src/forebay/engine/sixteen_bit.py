@@ -42,7 +42,7 @@ def save_sixteen_bit(engine: Engine, path: Path, *, excludes_frozen: bool) -> No
             f"{path.name} is no safetensors file, and forebay writes no pickles",
             hint="save_16bit_model(save_dir, 'model.safetensors')",
         )
-    named = [(r.label, r.part.weight(r.slot)) for r in engine.collector.records]
+    named = [(r.label, r.part.stored(r.slot)) for r in engine.collector.records]
     named += [
         (other.names[0], other.tensor.detach().contiguous())
         for other in untrained_tensors(engine.module, engine.collector.records)

@@ -45,6 +45,7 @@ class StagedPart:
         exp_avg_sq: fp32 second moment.
         low: int16 low half (split masters).
         master: fp32 master (whole masters of 16-bit weights).
+        weights: The working weights, where they live on the host.
         ticket: The upload.
     """
 
@@ -57,6 +58,8 @@ class StagedPart:
         self.low = block[8 * n : 10 * n].view(torch.int16) if part.low is not None else None
         whole = part.master is MasterLayout.WHOLE
         self.master = block[8 * n : 12 * n].view(torch.float32) if whole else None
+        own = block[len(block) - n * part.dtype.itemsize :]
+        self.weights = None if part.home is None else own.view(part.dtype)
 
     def pairs(self, part: PartStorage) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """(host, device) tensors of each role that travels."""
@@ -65,17 +68,20 @@ class StagedPart:
             pairs.append((part.low, self.low))
         if self.master is not None:
             pairs.append((part.high, self.master))
+        if self.weights is not None:
+            pairs.append((part.weights, self.weights))
         return pairs
 
     def state(self, part: PartStorage) -> FlatState:
         """What the device updates: staged moments and master, the weights in place."""
         whole = self.master is not None
+        weights = part.own_weights if self.weights is None else self.weights
         return FlatState(
-            high=part.own_weights if self.master is None else self.master,
+            high=weights if self.master is None else self.master,
             low=self.low,
             exp_avg=self.exp_avg,
             exp_avg_sq=self.exp_avg_sq,
-            out=part.own_weights if whole else None,
+            out=weights if whole else None,
             segments=part.update_segments,
         )
 
@@ -188,10 +194,12 @@ class Streamer:
                 (here.data_ptr(), there.data_ptr(), here.numel() * here.element_size())
                 for here, there in staged.pairs(part)
             ]
-            ticket, nbytes = self._lanes.land(spans, event=event.handle, after=[staged.ticket])
+            ticket, nbytes = self._lanes.land(
+                spans, event=event.handle, after=[staged.ticket, *part.loads]
+            )
             part.ticket = self._lanes.hold(ticket, staged.block, event)
             self._leaving.append(ticket)
-            part.high_is_stale = part.master is not MasterLayout.WHOLE
+            part.high_is_stale = part.home is None and part.master is not MasterLayout.WHOLE
             moved += nbytes
         unit.staging = None
         return moved

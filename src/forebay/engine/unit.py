@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from forebay.errors import PendingWeightError, TransferError
-from forebay.plan.placement import Accumulation, UpdatePlace
+from forebay.plan.placement import Accumulation, UpdatePlace, WeightPlace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,6 +38,8 @@ class WeightState(Enum):
     """They are the newest weights, in the order of the compute stream."""
     PENDING = "pending"
     """New ones are on their way; see [Note: pending weights]."""
+    AWAY = "away"
+    """They live on the host and are not on the device now; parameters view NaN as if pending."""
 
 
 class NanSource:
@@ -97,6 +99,7 @@ class Unit:
         staging: Its state on the device, during a visit.
         accumulation: How addends are summed if the unit updates on the host.
         eager: Whether `step()` waits for its weights, since no hook would.
+        was_used: Whether its weights, which live on the host, were used since they last changed.
     """
 
     def __init__(
@@ -117,6 +120,7 @@ class Unit:
         self.remaining = 0
         self.departed = False
         self.eager = False
+        self.was_used = False
         self.staging: list[StagedPart] | None = None
         self.state = WeightState.READY
         self._arrivals: list[Any] = []
@@ -132,12 +136,45 @@ class Unit:
         """Whether addends leave one by one and are summed on the host, as far as known now."""
         return self.accumulation is Accumulation.HOST_SUM and not self.updates_on_device
 
+    @property
+    def streams_weights(self) -> bool:
+        """Whether its weights live on the host and come to the device for use."""
+        return self.placement.weights is WeightPlace.HOST
+
     def bind(self, record: ParamRecord) -> None:
         """Move one parameter's values into the unit's memory."""
-        view = record.part.weight(record.slot)
+        view = record.part.stored(record.slot)
         with torch.no_grad():
             view.copy_(record.param.data)
         record.param.data = view
+
+    def leave(self, nans: NanSource) -> None:
+        """The weights' memory on the device is going: parameters view NaN instead."""
+        self.state = WeightState.AWAY
+        for record in self.records:
+            if record.away is None:
+                record.away = nans.view(record.slot.shape, record.part.dtype)
+            record.pending = True
+            record.param.data = record.away
+
+    def arrive(self) -> None:
+        """The weights are in their memory on the device: parameters are those again.
+
+        Raises:
+            PendingWeightError: Someone wrote into the NaN that they viewed.
+        """
+        written = [r for r in self.records if r.param._version != r.version]
+        self.state = WeightState.READY
+        for record in self.records:
+            record.pending = False
+            record.param.data = record.part.weight(record.slot)
+        if written:
+            _mark_changed(written)
+            raise _written_while_pending(written[0].label)
+
+    def mark_changed(self, records: Sequence[ParamRecord]) -> None:
+        """Stored weights have new values: graphs of the old ones fail, as in torch."""
+        _mark_changed(records)
 
     def await_weights(
         self, records: Sequence[ParamRecord], arrivals: Sequence[Any], nans: NanSource
@@ -161,7 +198,7 @@ class Unit:
             TransferError: An update or a copy failed; the weights stay unreadable.
             PendingWeightError: Someone wrote into the weights in between.
         """
-        if self.state is WeightState.READY:
+        if self.state is not WeightState.PENDING:
             return
         for ticket in self._arrivals:
             try:
@@ -190,6 +227,9 @@ class Unit:
         for record in self.records:
             record.pending = True
             record.param.data = nans.view(record.slot.shape, record.part.dtype)
+        for part in self.parts:
+            if part.home is not None:
+                part.home.empty()
 
 
 def _mark_changed(records: Sequence[ParamRecord]) -> None:

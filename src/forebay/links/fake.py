@@ -20,6 +20,7 @@ class FaultScript:
         max_delay_us: Each piece is executed after a delay drawn from [0, this], microseconds.
         fail_at: The piece on its way down, counted from 0, that fails; -1 for none.
         fail_up_at: The piece on its way up that fails; -1 for none.
+        fail_load_at: The piece of weights fetched for a pass that fails; -1 for none.
         fail_text: The failure's text.
     """
 
@@ -27,4 +28,5 @@ class FaultScript:
     max_delay_us: int = 0
     fail_at: int = -1
     fail_up_at: int = -1
+    fail_load_at: int = -1
     fail_text: str = "scripted failure"

@@ -61,6 +61,7 @@ class Lanes:
         fault: Scripted delays and faults; None in real life.
 
     Attributes:
+        traffic: Bytes moved so far over each lane; whoever enqueues counts them.
         observer: Hears of everything that is put on a lane; may be replaced at any time.
     """
 
@@ -79,19 +80,22 @@ class Lanes:
         self.pool = core.Pool(cores.threads, list(cores.cpus))
         shuffle = -1 if fault is None else fault.seed
         engines = []
-        for direction in range(2):
+        for direction in range(3):
             engine = accelerator.copy_engine(core)
             if fault is not None:
                 engine = core.ScriptedEngine(
                     engine,
                     fault.seed + direction,
                     fault.max_delay_us,
-                    (fault.fail_at, fault.fail_up_at)[direction],
+                    (fault.fail_at, fault.fail_up_at, fault.fail_load_at)[direction],
                     fault.fail_text,
                 )
             engines.append(engine)
         self.down = core.Link(engines[0], accelerator.new_stream(), 2, shuffle, "down")
         self.up = core.Link(engines[1], accelerator.new_stream(), 2, shuffle, "up")
+        # Weights that a pass fetches wait for computation before them; state must not wait behind.
+        self.loading = core.Link(engines[2], accelerator.new_stream(), 2, shuffle, "load")
+        self.traffic = dict.fromkeys(Lane, 0)
         self._held: list[tuple[Any, tuple[object, ...]]] = []
         self._backlog: deque[tuple[Any, int]] = deque()
         self._backlog_bytes = backlog_bytes
@@ -197,6 +201,15 @@ class Lanes:
         self.observer.submitted(Lane.UP, ticket, plan.nbytes)
         return ticket
 
+    def load(self, plan: Any, *, after: Sequence[Any], piecewise: Any, event: int) -> Any:
+        """Copy weights up for a pass, each piece as soon as the same piece of `piecewise` is done.
+
+        In the order of the calls, which is that of their uses.
+        """
+        ticket = self.loading.copy(plan, 0, list(after), piecewise, event)
+        self.observer.submitted(Lane.UP, ticket, plan.nbytes)
+        return ticket
+
     def update(self, *arguments: Any) -> Any:
         """`Pool.update` with its arguments."""
         return self._on_host(self.pool.update(*arguments))
@@ -228,7 +241,7 @@ class Lanes:
         if self._closed:
             return
         self._closed = True
-        for lane in (self.down, self.up, self.pool):
+        for lane in (self.down, self.up, self.loading, self.pool):
             lane.close()
         with contextlib.suppress(TransferError):
             self.drain()

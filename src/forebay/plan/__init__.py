@@ -10,6 +10,7 @@ from forebay.plan.placement import (
     SixteenBitMaster,
     UnitPlacement,
     UpdatePlace,
+    WeightPlace,
 )
 from forebay.plan.program import Lane, Op, OpKind, Program, Trigger, TriggerKind, build_program
 
@@ -26,6 +27,7 @@ __all__ = [
     "TriggerKind",
     "UnitPlacement",
     "UpdatePlace",
+    "WeightPlace",
     "build_program",
     "forecast",
 ]

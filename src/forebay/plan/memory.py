@@ -11,19 +11,29 @@ import mmap
 from typing import TYPE_CHECKING
 
 from forebay.model.layout import ITEM_BYTES, SUM_ITEM_BYTES
-from forebay.plan.placement import Accumulation, MasterLayout, UpdatePlace
+from forebay.plan.placement import Accumulation, MasterLayout, UpdatePlace, WeightPlace
 
 if TYPE_CHECKING:
-    from forebay.model.layout import PartLayout
+    from forebay.model.layout import PartLayout, UnitLayout
     from forebay.plan.placement import Placement
 
-__all__ = ["RING_SLOTS", "backlog_bytes", "forecast", "part_bytes", "ring_bytes"]
+__all__ = [
+    "RING_SLOTS",
+    "backlog_bytes",
+    "forecast",
+    "home_bytes",
+    "part_bytes",
+    "ring_bytes",
+    "streamed_bytes",
+]
 
 # One slot is filled while another is added and a third waits; one more hides jitter.
 RING_SLOTS = 4
 # 16 MiB slots keep a link within a few percent of its bandwidth.
 _RING_BYTES = RING_SLOTS * (16 << 20)
 
+# What device allocators round each allocation up to.
+_ALLOCATION_BYTES = 512
 _BACKLOG_BYTES = 1 << 30
 
 
@@ -36,6 +46,7 @@ def part_bytes(
     *,
     placement: Placement,
     update: UpdatePlace,
+    weights: WeightPlace = WeightPlace.DEVICE,
     device_page_bytes: int = 1,
 ) -> dict[tuple[str, str], int]:
     """Bytes of one part by (tier, role), with the names of `Tier` and `Role` values.
@@ -44,6 +55,8 @@ def part_bytes(
         part: The part.
         placement: The model's placement.
         update: Where the part's unit updates.
+        weights: Where its weights live; those on the host are the high half of a split master
+            or the fp32 master itself, and have a place of their own beside a whole one.
         device_page_bytes: What each device allocation is rounded up to: the page size where the
             device is the host.
     """
@@ -54,7 +67,11 @@ def part_bytes(
     def _on_device(nbytes: int) -> int:
         return _rounded(nbytes, device_page_bytes)
 
-    sizes: dict[tuple[str, str], int] = {("device", "lp_params"): _on_device(item * part.elements)}
+    sizes: dict[tuple[str, str], int] = {}
+    if weights is WeightPlace.DEVICE:
+        sizes["device", "lp_params"] = _on_device(item * part.elements)
+    elif master is MasterLayout.WHOLE:
+        sizes["host", "lp_params"] = _rounded(item * n, page)
     if update is not UpdatePlace.DEVICE:
         sizes["host", "hp_params"] = _rounded(4 * n, page)
         sizes["host", "optim_states"] = _rounded(8 * n, page)
@@ -82,14 +99,29 @@ def forecast(placement: Placement, *, device_page_bytes: int = 1) -> dict[tuple[
                 part,
                 placement=placement,
                 update=unit.update,
+                weights=unit.weights,
                 device_page_bytes=device_page_bytes,
             )
             for key, value in sizes.items():
                 total[key] = total.get(key, 0) + value
+    if placement.pool_bytes:
+        key = ("device", "lp_params")
+        total[key] = total.get(key, 0) + placement.pool_bytes
     sums = any(unit.update is not UpdatePlace.DEVICE for unit in placement.units)
     if sums and placement.accumulation is Accumulation.HOST_SUM:
         total["host", "staging"] = _rounded(ring_bytes(placement), mmap.PAGESIZE)
     return total
+
+
+def home_bytes(part: PartLayout) -> int:
+    """Device bytes of a streamed part's weights while they are there: one allocation each."""
+    item = ITEM_BYTES[part.dtype]
+    return sum(_rounded(item * slot.elements, _ALLOCATION_BYTES) for slot in part.slots)
+
+
+def streamed_bytes(unit: UnitLayout) -> int:
+    """Device bytes of a streamed unit's weights while they are there."""
+    return sum(home_bytes(part) for part in unit.parts)
 
 
 def ring_bytes(placement: Placement) -> int:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from forebay.model.layout import ITEM_BYTES
+
 if TYPE_CHECKING:
     from forebay.model.layout import PartLayout, Shard, UnitLayout
 
@@ -20,6 +22,7 @@ __all__ = [
     "SixteenBitMaster",
     "UnitPlacement",
     "UpdatePlace",
+    "WeightPlace",
 ]
 
 
@@ -33,6 +36,15 @@ class UpdatePlace(Enum):
     STREAMED = "streamed"
     """State in host memory; it comes up during backward, is updated on the device and goes back
     during the next forward. Where the device has no room at that time, as `HOST`."""
+
+
+class WeightPlace(Enum):
+    """Where a unit's working weights live."""
+
+    DEVICE = "device"
+    """On the device for good."""
+    HOST = "host"
+    """On the host; each pass brings them up and lets go of them. Not with `UpdatePlace.DEVICE`."""
 
 
 class Accumulation(Enum):
@@ -90,10 +102,11 @@ class Sharding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitPlacement:
-    """One unit and where it updates."""
+    """One unit, where it updates and where its weights live."""
 
     layout: UnitLayout
     update: UpdatePlace
+    weights: WeightPlace = WeightPlace.DEVICE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +120,7 @@ class Placement:
         bf16_master: Layout of masters behind bf16 weights.
         piece_elements: Elements of one piece of an update and of the copy that follows it.
         sharding: How state is spread over ranks.
+        pool_bytes: Device bytes that streamed weights share; 0 without any.
     """
 
     units: tuple[UnitPlacement, ...]
@@ -115,11 +129,16 @@ class Placement:
     bf16_master: SixteenBitMaster = SixteenBitMaster.SPLIT
     piece_elements: int = 4 << 20  # 8 MiB of bf16: a link's bandwidth saturates from there on
     sharding: Sharding = Sharding()
+    pool_bytes: int = 0
 
-    def streamed_item_bytes(self, dtype: str) -> int:
-        """Bytes per parameter that a streamed unit moves each way; 10 with split masters."""
+    def streamed_item_bytes(self, dtype: str, *, weights: WeightPlace = WeightPlace.DEVICE) -> int:
+        """Bytes per parameter that a streamed unit moves each way; 10 with split masters.
+
+        Weights that live on the host travel with their state.
+        """
         extra = {MasterLayout.WEIGHT: 0, MasterLayout.SPLIT: 2, MasterLayout.WHOLE: 4}
-        return 8 + extra[self.master_layout(dtype)]
+        own = ITEM_BYTES[dtype] if weights is WeightPlace.HOST else 0
+        return 8 + extra[self.master_layout(dtype)] + own
 
     def master_layout(self, dtype: str) -> MasterLayout:
         """The layout of masters behind weights of `dtype`."""

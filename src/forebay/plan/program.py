@@ -50,6 +50,8 @@ class OpKind(Enum):
     """Bring a streamed unit's state to the device, when there is room."""
     KEEP = "keep"
     """Keep a streamed unit's gradient on the device, or land it when its state found no room."""
+    LOAD = "load"
+    """Bring a unit's weights, which live on the host, to the device for a pass."""
     WRITE_BACK = "write_back"
     """Send a streamed unit's updated state home (or publish, when the host updated it)."""
 
@@ -144,7 +146,8 @@ def _unit_bytes(unit: UnitPlacement, placement: Placement, item_bytes: int | Non
 def _state_bytes(unit: UnitPlacement, placement: Placement) -> int:
     """Bytes that a streamed unit's state moves each way, padding included."""
     return sum(
-        placement.streamed_item_bytes(part.dtype) * placement.sharding.state(part).elements
+        placement.streamed_item_bytes(part.dtype, weights=unit.weights)
+        * placement.sharding.state(part).elements
         for part in unit.layout.parts
     )
 

@@ -1,0 +1,50 @@
+"""What an engine refuses to train, by name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from forebay.engine.collector import hook_of
+from forebay.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterable, Sequence
+
+    from torch import nn
+
+__all__ = ["refuse_mixed_directions", "refuse_strangers", "refuse_taken"]
+
+
+def refuse_taken(params: Iterable[nn.Parameter]) -> None:
+    """Refuse parameters that another open engine trains."""
+    if any(hook_of(param) is not None for param in params):
+        raise UnsupportedError(
+            "a parameter of the model is trained by another engine that is still open",
+            hint="close() that engine (or optimizer) first",
+        )
+
+
+def refuse_mixed_directions(groups: Sequence[dict[str, Any]]) -> None:
+    """Refuse groups that maximize beside groups that minimize."""
+    if len({bool(group.get("maximize")) for group in groups}) > 1:
+        raise UnsupportedError(
+            "some parameter groups have maximize=True and others not",
+            hint="negate the loss of one of them instead",
+        )
+
+
+def refuse_strangers(groups: Sequence[dict[str, Any]], *, known: Container[int]) -> None:
+    """Refuse parameters with a gradient that were not trained when forebay took over.
+
+    Args:
+        groups: The optimizer's groups.
+        known: `id`s of the parameters that are trained.
+    """
+    for index, group in enumerate(groups):
+        for param in group["params"]:
+            if param.grad is not None and id(param) not in known:
+                raise UnsupportedError(
+                    f"a parameter of group {index} with shape {tuple(param.shape)} has a "
+                    "gradient, but was frozen (or not in its group) when forebay took over",
+                    hint="build a new engine after changing what is trained",
+                )

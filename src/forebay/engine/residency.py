@@ -1,0 +1,219 @@
+"""Residency: makes the weights of units that live elsewhere resident on the device, and lets go.
+
+`plan.weight_pool` decides what comes and goes; this file carries it out: memory, arrival, and the
+swap of `p.data`. Where the bytes come from is the source's business: a copy from the host, a
+gather over ranks.
+
+Calls: `hold` and `release` around a module's forward; `acquire` where backward or a reader uses a
+unit; `renew` when stored weights have changed; `look_ahead` when nothing waits.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from forebay.engine.masters import refresh_master
+from forebay.engine.unit import WeightState
+from forebay.errors import TransferError
+from forebay.plan.foresight import Pass
+from forebay.plan.weight_pool import MoveKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from forebay.accelerators.base import Waitable
+    from forebay.engine.record import ParamRecord
+    from forebay.engine.unit import NanSource, Unit
+    from forebay.links.lanes import Lanes
+    from forebay.plan.weight_pool import Move, WeightPool
+
+__all__ = ["Residency", "WeightSource"]
+
+
+class WeightSource(Protocol):
+    """Fills the memory of a unit's weights on the device."""
+
+    def bring(self, unit: Unit) -> Sequence[Waitable]:
+        """Enqueue what fills a unit's homes, which have memory now.
+
+        The memory may still be used by what is enqueued on the compute stream; whatever writes
+        into it follows that stream's present end.
+
+        Returns:
+            Tickets; once all are done the weights are there.
+        """
+        ...
+
+
+class Residency:
+    """Brings units' weights to the device and lets go of them.
+
+    Args:
+        units: Every unit by index; those whose weights are resident for good are ignored.
+        pool: What decides.
+        source: What fills memory.
+        lanes: The device, and who is told of waits.
+        nans: What parameters view while their weights are away.
+        fail: Closes the engine when a transfer failed.
+    """
+
+    def __init__(
+        self,
+        units: Sequence[Unit],
+        *,
+        pool: WeightPool,
+        source: WeightSource,
+        lanes: Lanes,
+        nans: NanSource,
+        fail: Callable[[str], None],
+    ) -> None:
+        self._units = units
+        self.pool = pool
+        self._source = source
+        self._lanes = lanes
+        self._nans = nans
+        self._fail = fail
+        self._coming: dict[int, Sequence[Waitable]] = {}
+        self._node: object = None
+        # Whether weights change before the next forward, as far as known.
+        self.is_last_backward: Callable[[], bool] = _unknown
+        for unit in units:
+            if unit.streams_weights:
+                unit.leave(nans)
+
+    def begin_forward(self) -> None:
+        """A root forward begins."""
+        if torch._C._current_graph_task_id() < 0:
+            then = Pass.BACKWARD if torch.is_grad_enabled() else Pass.FORWARD
+            self.pool.begin(Pass.FORWARD, then=then)
+
+    def hold(self, unit: Unit) -> None:
+        """`acquire`, and keep the unit on the device until `release`."""
+        self.acquire(unit)
+        self.pool.hold(unit.index)
+
+    def release(self, unit: Unit) -> None:
+        """Undo one `hold`; the memory goes when others need it."""
+        self.pool.release(unit.index)
+
+    def read(self, unit: Unit) -> None:
+        """`acquire`, and rather keep the unit until `forget`; it goes if a use needs its room."""
+        self.acquire(unit)
+        self.pool.read(unit.index)
+
+    def forget(self, unit: Unit) -> None:
+        """Undo one `read`."""
+        self.pool.forget(unit.index)
+
+    def acquire(self, unit: Unit) -> None:
+        """A unit's weights are on the device, for what the caller enqueues next.
+
+        Raises:
+            BudgetError: Units that are in use at the same time leave no room.
+            TransferError: The weights did not arrive; the engine is closed.
+            PendingWeightError: Someone wrote into weights that were away.
+        """
+        self._note_pass()
+        self._take_over_assigned(unit)
+        unit.was_used = True
+        is_new = self.pool.last != unit.index
+        for move in self.pool.use(unit.index):
+            self._carry_out(move)
+        if unit.state is not WeightState.READY:
+            self._await(unit)
+            unit.arrive()
+        if is_new:
+            self.look_ahead()
+
+    def _take_over_assigned(self, unit: Unit) -> None:
+        """A tensor that the user put into `p.data` while the weight was away becomes the weight."""
+        if unit.state is not WeightState.AWAY:
+            return
+        assigned = [
+            record
+            for record in unit.records
+            if record.away is not None
+            and record.slot.elements
+            and record.param.data_ptr() != record.away.data_ptr()
+        ]
+        for record in assigned:
+            refresh_master(record)
+        if assigned:
+            self.drop_all([unit])
+
+    def look_ahead(self) -> None:
+        """Bring up what is needed next, as far as there is room."""
+        for move in self.pool.ahead():
+            self._carry_out(move)
+
+    def renew(self, unit: Unit, records: Sequence[ParamRecord]) -> None:
+        """The stored weights of some parameters have changed or are about to: drop the copy."""
+        for move in self.pool.drop(unit.index):
+            self._carry_out(move)
+        unit.was_used = False
+        unit.mark_changed(records)
+
+    def drop_all(self, units: Iterable[Unit] | None = None) -> None:
+        """Let go of every unit (or of some), whoever needs it next; takes over users' writes."""
+        for unit in self._units if units is None else units:
+            for move in self.pool.drop(unit.index):
+                self._carry_out(move)
+
+    def _note_pass(self) -> None:
+        """Passes begin at the root; this finds those that do not, and keeps a node's units."""
+        in_backward = torch._C._current_graph_task_id() >= 0
+        kind = Pass.BACKWARD if in_backward else Pass.FORWARD
+        if kind is not self.pool.foresight.kind:
+            if in_backward:
+                then = None if self.is_last_backward() else Pass.FORWARD
+                self.pool.begin(kind, then=then)
+            else:
+                self.begin_forward()
+
+    def use_in_node(self, unit: Unit) -> None:
+        """`acquire` for the autograd node that runs; it keeps all units that it asks for."""
+        node = torch._C._current_autograd_node()
+        if node is not self._node:
+            self._node = node
+            self.pool.unguard()
+        self.acquire(unit)
+        self.pool.guard(unit.index)
+
+    def _carry_out(self, move: Move) -> None:
+        unit = self._units[move.unit]
+        if move.kind is MoveKind.LOAD:
+            for part in unit.parts:
+                if part.home is not None:
+                    part.home.fill()
+            self._coming[unit.index] = self._source.bring(unit)
+            return
+        if unit.state is WeightState.READY:
+            for record in unit.records:
+                refresh_master(record)  # what the user wrote into the weights must not be lost
+        # a load that nobody waited for still writes into the memory
+        self._await(unit)
+        unit.leave(self._nans)
+        for part in unit.parts:
+            if part.home is not None:
+                part.home.empty()
+
+    def _await(self, unit: Unit) -> None:
+        tickets = self._coming.pop(unit.index, ())
+        if not tickets:
+            return
+        try:
+            with self._lanes.waiting(f"weights of {unit.name}"):
+                for ticket in tickets:
+                    self._lanes.accelerator.wait_for(ticket)
+        except RuntimeError as error:
+            self._fail(str(error))
+            raise TransferError(
+                f"weights of unit {unit.name} did not arrive: {error}",
+                hint="go back to the last checkpoint",
+            ) from error
+
+
+def _unknown() -> bool:
+    return False

@@ -1,0 +1,112 @@
+"""Saved-tensor hooks that tell when backward needs a weight that lives on the host.
+
+[Note: hooks on top] Autograd asks only the innermost pair of hooks. These are pushed around every
+module's forward, so that they are it; whatever lies underneath (checkpointing, `save_on_cpu`) gets
+every tensor that is not a streamed weight. Without anything underneath a tensor is kept as torch
+keeps it: detached, so that a node does not own itself, and with its version, which torch does not
+check where there are hooks.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from forebay.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from forebay.engine.unit import Unit
+
+__all__ = ["SavedWeights"]
+
+
+class _Saved:
+    """A tensor as autograd saved it, and of which unit's weights it is a view, if of any."""
+
+    __slots__ = ("tensor", "unit", "version")
+
+    def __init__(self, tensor: torch.Tensor, unit: Unit | None) -> None:
+        self.tensor = tensor.detach()
+        self.version = tensor._version
+        self.unit = unit
+
+
+class _Underneath:
+    """What other hooks made of a tensor."""
+
+    __slots__ = ("packed", "unpack")
+
+    def __init__(self, packed: Any, unpack: Callable[[Any], torch.Tensor]) -> None:
+        self.packed = packed
+        self.unpack = unpack
+
+
+class SavedWeights:
+    """A pair of saved-tensor hooks.
+
+    Args:
+        units: Every unit.
+        use: Called with the unit of a weight that a node of the backward is about to use.
+
+    Raises:
+        UnsupportedError: This torch cannot tell which hooks are in force.
+    """
+
+    def __init__(self, units: Sequence[Unit], *, use: Callable[[Unit], None]) -> None:
+        if not hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks"):
+            raise UnsupportedError(
+                f"parameters on the host need a newer torch than {torch.__version__}",
+                hint="install torch 2.8 or later, or leave offload_param out",
+            )
+        self._use = use
+        self._unit_of = {
+            storage._cdata: unit
+            for unit in units
+            for part in unit.parts
+            if part.home is not None
+            for storage in part.home.storages
+        }
+
+    def push(self) -> None:
+        """Put the hooks on top of those in force; the calling thread's alone."""
+        below = torch._C._autograd._top_saved_tensors_default_hooks(True)  # noqa: FBT003
+        torch._C._autograd._push_saved_tensors_default_hooks(
+            partial(self._pack, below), self._unpack
+        )
+
+    @staticmethod
+    def pop() -> None:
+        """Undo the last `push`."""
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+
+    def _pack(self, below: Any, tensor: torch.Tensor) -> _Saved | _Underneath:
+        unit = self._unit_of.get(_storage_of(tensor))
+        if unit is None and below is not None:
+            pack, unpack = below
+            return _Underneath(pack(tensor), unpack)
+        return _Saved(tensor, unit)
+
+    def _unpack(self, saved: _Saved | _Underneath) -> torch.Tensor:
+        if isinstance(saved, _Underneath):
+            return saved.unpack(saved.packed)
+        if saved.unit is not None:
+            self._use(saved.unit)
+        if saved.tensor._version != saved.version:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an "
+                f"inplace operation: [{saved.tensor.dtype} {list(saved.tensor.shape)}] is at "
+                f"version {saved.tensor._version}; expected version {saved.version} instead"
+            )
+        return saved.tensor
+
+
+def _storage_of(tensor: torch.Tensor) -> int:
+    """Identity of a tensor's storage; 0 for tensors that have none of their own."""
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (NotImplementedError, RuntimeError):
+        return 0

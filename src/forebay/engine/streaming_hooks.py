@@ -1,0 +1,187 @@
+"""Module hooks that keep streamed weights on the device while their modules compute.
+
+Every module's forward is a frame. A frame holds the units whose weights its module owns (or is the
+smallest module around) until it ends, however it ends. Units that were read on demand inside it
+stay too, unless their room is needed. Saved-tensor hooks lie around each frame
+(`engine.saved_weights`, [Note: hooks on top]).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from forebay.engine.masters import refresh_master, settle_stored
+from forebay.engine.module_hook import ModuleHook
+from forebay.engine.unit import WeightState
+from forebay.engine.watched import WatchedParameters
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import nn
+    from torch.utils.hooks import RemovableHandle
+
+    from forebay.engine.record import ParamRecord
+    from forebay.engine.residency import Residency
+    from forebay.engine.saved_weights import SavedWeights
+    from forebay.engine.unit import Unit
+
+__all__ = ["StreamingHooks"]
+
+
+class _Frame:
+    """One running forward."""
+
+    __slots__ = ("held", "is_saving", "module", "read")
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.held: list[Unit] = []
+        self.read: list[Unit] = []
+        self.is_saving = False
+
+
+class StreamingHooks:
+    """Hooks of one engine on every module of a model.
+
+    Args:
+        root: The user's model.
+        residency: Brings weights.
+        saved: Hooks on what autograd saves.
+        units_of: For each module's id, the units that it holds during its forward.
+        members: For each streamed parameter's id, its record and its unit.
+        before_copy: See `ModuleHook`.
+    """
+
+    def __init__(
+        self,
+        root: nn.Module,
+        *,
+        residency: Residency,
+        saved: SavedWeights,
+        units_of: dict[int, tuple[Unit, ...]],
+        members: dict[int, tuple[ParamRecord, Unit]],
+        before_copy: Callable[[dict[int, Any] | None], None],
+    ) -> None:
+        self._root = root
+        self._residency = residency
+        self._saved = saved
+        self._units_of = units_of
+        self._members = members
+        self._frames: list[_Frame] = []
+        self._handles: list[RemovableHandle] = []
+        self._watched: list[nn.Module] = []
+        self._before_copy = before_copy
+        for module in root.modules():
+            self._attach(module)
+
+    def _hook(self, call: Callable[..., Any]) -> ModuleHook:
+        return ModuleHook(call, before_copy=self._before_copy)
+
+    def _attach(self, module: nn.Module) -> None:
+        self._handles += [
+            module.register_forward_pre_hook(self._hook(self._enter), prepend=True),
+            module.register_forward_hook(self._hook(self._leave), always_call=True),
+        ]
+        if not self._streamed(module):
+            return
+        self._handles += [
+            module.register_state_dict_post_hook(self._hook(self._show_stored)),
+            module.register_load_state_dict_pre_hook(self._hook(self._before_load)),
+            module.register_load_state_dict_post_hook(self._hook(self._after_load)),
+        ]
+        self._watched.append(module)
+        module._parameters = WatchedParameters(module._parameters, self._on_read)
+
+    def _streamed(self, module: nn.Module) -> list[tuple[str, ParamRecord, Unit]]:
+        """A module's own weights that live on the host: name, record, unit."""
+        return [
+            (name, *self._members[id(param)])
+            for name, param in module._parameters.items()
+            if id(param) in self._members
+        ]
+
+    def declare(self, module: nn.Module, unit: Unit) -> None:
+        """A module reads weights of a unit in its forward, though it does not own them."""
+        known = self._units_of.get(id(module), ())
+        if unit not in known:
+            self._units_of[id(module)] = (*known, unit)
+
+    def _enter(self, module: nn.Module, _args: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        if module is self._root and torch._C._current_graph_task_id() < 0:
+            self._forget_frames()
+            self._residency.begin_forward()
+        frame = _Frame(module)
+        self._frames.append(frame)
+        for unit in self._units_of.get(id(module), ()):
+            self._residency.hold(unit)
+            frame.held.append(unit)
+        if torch.is_grad_enabled():
+            self._saved.push()
+            frame.is_saving = True
+
+    def _leave(self, module: nn.Module, _args: Any, _output: Any) -> None:
+        if self._frames and self._frames[-1].module is module:
+            self._close(self._frames.pop())
+
+    def _close(self, frame: _Frame) -> None:
+        if frame.is_saving:
+            self._saved.pop()
+        for unit in frame.held:
+            self._residency.release(unit)
+        for unit in frame.read:
+            self._residency.forget(unit)
+
+    def _forget_frames(self) -> None:
+        """An interrupt has left frames open: no hook is called for it."""
+        while self._frames:
+            self._close(self._frames.pop())
+
+    def _show_stored(
+        self, module: nn.Module, state: dict[str, Any], prefix: str, _metadata: Any
+    ) -> None:
+        """A state dict refers to weights where they live: on the host."""
+        for name, record, _ in self._streamed(module):
+            refresh_master(record)
+            if prefix + name in state:
+                state[prefix + name] = record.part.stored(record.slot)
+
+    def _before_load(self, module: nn.Module, *_args: Any) -> None:
+        """Weights are loaded where they live."""
+        for _, record, unit in self._streamed(module):
+            refresh_master(record)
+            self._residency.drop_all([unit])
+            record.param.data = record.part.stored(record.slot)
+
+    def _after_load(self, module: nn.Module, _incompatible: Any) -> None:
+        for _, record, _ in self._streamed(module):
+            if record.param._version != record.version or record.master_is_loaded:
+                settle_stored(record)
+            if record.away is not None:
+                record.param.data = record.away
+
+    def _on_read(self, param: nn.Parameter) -> None:
+        _, unit = self._members.get(id(param), (None, None))
+        if unit is None or torch.compiler.is_compiling():
+            return
+        if self._frames:
+            frame = self._frames[-1]
+            if unit not in frame.held and unit not in frame.read:
+                self._residency.read(unit)
+                frame.read.append(unit)
+        elif unit.state is not WeightState.READY:
+            self._residency.acquire(unit)
+
+    def detach(self) -> None:
+        """Remove every hook."""
+        self._forget_frames()
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        for module in self._watched:
+            module._parameters = dict(module._parameters.items())
+        self._watched.clear()
