@@ -62,6 +62,15 @@ COMMANDS: dict[str, Run | ContinuousIntegration | Covered] = {
     "forebay bench checkpoint --folder checkpoints --output results": Covered(
         "tests/unit/test_bench.py::test_checkpoint_command_writes_a_table"
     ),
+    "forebay bench step --micro-batch 2,4,8,16 --variants floor,none,r0,deepspeed3@8+16": Covered(
+        "tests/unit/test_bench_runs.py::test_step_command_in_small"
+    ),
+    "forebay bench reads --variants r0,r50": Covered(
+        "tests/unit/test_bench_runs.py::test_reads_command_in_small"
+    ),
+    "forebay bench lengths --variants r0,r50 --lengths 512,4096": Covered(
+        "tests/unit/test_bench_runs.py::test_lengths_command_in_small"
+    ),
     "bash .ci/run": ContinuousIntegration("setup"),
     "make check": ContinuousIntegration("lint"),
     "make demo": Covered("tests/cli/test_demo.py::test_demo_in_small"),

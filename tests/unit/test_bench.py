@@ -10,6 +10,7 @@ from forebay.bench import AdamBench, StepBench, StepSpec, bench_adam, floor_of
 from forebay.bench.adam import AdamRow
 from forebay.bench.checkpoint import CheckpointBench, CheckpointSpec, SaveRound
 from forebay.bench.contestants import contestant
+from forebay.bench.step_tables import step_table
 from forebay.cli.main import main
 from forebay.errors import ConfigError
 from forebay.hardware.profile import LinkRates, Machine, Profile, ThreadRate
@@ -73,6 +74,7 @@ def _profile() -> Profile:
 
 def test_step_table_sets_each_budget_beside_its_floor():
     result = {"seconds": [9.0, 9.0, 1.0, 2.0, 3.0], "tokens": 100, "host_peak_bytes": 5e9}
+    result |= {"micro_batch": 8}
     passes = {"parameters": 10**8, "forward_seconds": 0.5, "backward_seconds": 1.0}
     found = StepBench(
         spec=StepSpec(variant="floor", size="tiny"),
@@ -84,11 +86,11 @@ def test_step_table_sets_each_budget_beside_its_floor():
         ),
         failures=(("deepspeed3", "exit code 1"),),
     )
-    assert found.median("r0") == 2.0
-    assert found.floor("r0") == pytest.approx(1.5)  # the window is shorter than the forward
-    assert found.floor("none") is None
-    text = found.table().markdown()
-    assert "| r0 | 2.0000 | 1.000 - 3.000 | 50 | 1.00 | 1.5000 | 0.75 |" in text
+    assert found.median("r0", 8) == 2.0
+    assert found.floor("r0", 8) == pytest.approx(1.5)  # the window is shorter than the forward
+    assert found.floor("none", 8) is None
+    text = step_table(found).markdown()
+    assert "| 100 | r0 | 2.0000 | 1.000 - 3.000 | 50 | 1.00 | 1.5000 | 0.75 |  | 5.0 |" in text
     assert "deepspeed3 did not finish: exit code 1" in text
     json.dumps(found.as_dict())
 
@@ -96,7 +98,13 @@ def test_step_table_sets_each_budget_beside_its_floor():
 def test_specifications_travel_and_refuse():
     spec = StepSpec(variant="r25", size="tiny", device="cpu")
     assert StepSpec.from_json(spec.as_json()) == spec
-    for wrong in ({"size": "huge"}, {"steps": 2}, {"micro_batch": 0}):
+    for wrong in (
+        {"size": "huge"},
+        {"steps": 2},
+        {"micro_batches": (0,)},
+        {"micro_batches": (8, 2)},
+        {"lengths": ()},
+    ):
         with pytest.raises(ConfigError):
             StepSpec(variant="floor", **wrong)
     for variant in ("fast", "mix+1", "r", "deepspeed2"):
@@ -149,7 +157,7 @@ def test_commands_write_tables(tmp_path, capsys, native):
     pytest.importorskip("transformers")
     adam = ["bench", "adam", "--elements", "65536", "--repeats", "1", "--output", str(tmp_path)]
     assert main(adam) == 0
-    step = "--size nano --micro-batch 1 --sequence 16 --steps 3 --device cpu --variants floor,r50"
+    step = "--size nano --micro-batch 1 --sequence 16 --steps 3 --device cpu --variants r50"
     trace = tmp_path / "trace-{variant}.json"
     words = ["bench", "step", *step.split(), "--timeline", str(trace), "--output", str(tmp_path)]
     assert main(words) == 0

@@ -5,6 +5,8 @@ from __future__ import annotations
 from forebay.bench.adam import AdamBench, bench_adam
 from forebay.bench.checkpoint import CheckpointBench, CheckpointSpec, bench_checkpoint
 from forebay.bench.floor import Floor, floor_of
+from forebay.bench.lengths_bench import LengthsBench, bench_lengths
+from forebay.bench.reads_bench import ReadsBench, bench_reads
 from forebay.bench.spec import StepSpec
 from forebay.bench.step import StepBench, bench_step
 from forebay.bench.tables import Table
@@ -14,11 +16,15 @@ __all__ = [
     "CheckpointBench",
     "CheckpointSpec",
     "Floor",
+    "LengthsBench",
+    "ReadsBench",
     "StepBench",
     "StepSpec",
     "Table",
     "bench_adam",
     "bench_checkpoint",
+    "bench_lengths",
+    "bench_reads",
     "bench_step",
     "floor_of",
 ]

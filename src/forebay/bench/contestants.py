@@ -7,18 +7,17 @@
   resident on the device, the rest streamed or updated on the host as the planner chooses.
 * `planned`: forebay as it comes. `synchronous`: the same, finishing within `step()`.
 * `mix+R+S`: the first share R of the parameters resident, the next share S streamed.
-* `deepspeed2`, `deepspeed3`: DeepSpeed's ZeRO stage 2 with its optimizer on the host, stage 3
-  with parameters there too; where DeepSpeed is installed.
+* `deepspeed2`, `deepspeed3`, `fsdp2`: other libraries; see `forebay.bench.peers`.
 """
 
 from __future__ import annotations
 
 import importlib
-import os
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from forebay.bench.peers import DECAY, RATE, peer
 from forebay.bench.spec import SHAPES
 from forebay.engine import EngineOptions, offload_with
 from forebay.engine.options import Timing
@@ -36,12 +35,10 @@ if TYPE_CHECKING:
     from forebay.model.spec import ModelSpec
     from forebay.plan.solve import Rates
 
-__all__ = ["Contestant", "build_model", "contestant"]
+__all__ = ["STATE_BYTES", "Contestant", "build_model", "contestant", "resident_share"]
 
-_RATE = 1e-5
-_DECAY = 0.01
 # State of a parameter that "all of the state" means: fp32 master and two moments.
-_STATE_BYTES = 12
+STATE_BYTES = 12
 
 
 class Contestant(Protocol):
@@ -69,7 +66,7 @@ def build_model(spec: StepSpec) -> nn.Module:
         num_key_value_heads=shape.kv_heads,
         intermediate_size=shape.feed_forward,
         vocab_size=shape.vocabulary,
-        max_position_embeddings=max(4096, spec.sequence),
+        max_position_embeddings=max(4096, spec.sequence, *spec.lengths),
         tie_word_embeddings=shape.tied,
         use_cache=False,
         attn_implementation="sdpa",
@@ -96,9 +93,7 @@ def contestant(spec: StepSpec, model: nn.Module, *, rates: Rates | None) -> Cont
         return _Passes(spec, model)
     if spec.variant == "none":
         return _NoOffload(spec, model)
-    if spec.variant in ("deepspeed2", "deepspeed3"):
-        return _DeepSpeed(spec, model, stage=int(spec.variant[-1]))
-    return _Forebay(spec, model, rates=rates)
+    return peer(spec, model) or _Forebay(spec, model, rates=rates)
 
 
 class _Passes:
@@ -125,9 +120,7 @@ class _NoOffload(_Passes):
         super().__init__(spec, model)
         self._params = list(model.parameters())
         self._masters = [param.detach().float() for param in self._params]
-        self._optimizer = torch.optim.AdamW(
-            self._masters, lr=_RATE, weight_decay=_DECAY, fused=True
-        )
+        self._optimizer = torch.optim.AdamW(self._masters, lr=RATE, weight_decay=DECAY, fused=True)
         self._clip = spec.clip
 
     def step(self) -> None:
@@ -145,7 +138,7 @@ class _NoOffload(_Passes):
 class _Forebay(_Passes):
     def __init__(self, spec: StepSpec, model: nn.Module, *, rates: Rates | None) -> None:
         super().__init__(spec, model)
-        source = torch.optim.AdamW(model.parameters(), lr=_RATE, weight_decay=_DECAY)
+        source = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=DECAY)
         options = EngineOptions(
             device=spec.device,
             clip_norm=spec.clip,
@@ -155,6 +148,7 @@ class _Forebay(_Passes):
             backwards=spec.accumulation,
             threads=spec.threads,
             host_budget=spec.host_budget,
+            device_budget=spec.device_budget,
             rates=rates,
         )
         _, self._optimizer = offload_with(model, source, options=options)
@@ -170,11 +164,11 @@ def _places(
 ) -> Callable[[ModelSpec], Sequence[UpdatePlace]] | None:
     if variant in ("planned", "synchronous", "host", "device"):
         return None
-    if variant.startswith("r") and variant[1:].isdigit():
-        share = int(variant[1:]) / 100
+    share = resident_share(variant)
+    if share is not None and not variant.startswith("mix"):
 
         def _budgeted(model: ModelSpec) -> Sequence[UpdatePlace]:
-            resident = int(share * _STATE_BYTES * model.elements)
+            resident = int(share * STATE_BYTES * model.elements)
             return choose_places(model, rates=rates, resident_bytes=resident, backwards=backwards)
 
         return _budgeted
@@ -183,7 +177,7 @@ def _places(
         raise ConfigError(
             f"variant {variant!r} is not known",
             hint="floor, none, planned, host, device, synchronous, r0 ... r100, mix+R+S, "
-            "deepspeed2 or deepspeed3",
+            "deepspeed2, deepspeed3 or fsdp2",
         )
     resident, streamed = (float(number) for number in numbers)
 
@@ -202,67 +196,12 @@ def _places(
     return _by_shares
 
 
-class _DeepSpeed:
-    """DeepSpeed with the settings that its documentation gives for offload on one device."""
-
-    def __init__(self, spec: StepSpec, model: nn.Module, *, stage: int) -> None:
-        try:
-            library: Any = importlib.import_module("deepspeed")
-        except ImportError as error:
-            raise ConfigError(
-                f"{spec.variant} needs DeepSpeed, which is not installed",
-                hint="pip install deepspeed, or leave it out of --variants",
-            ) from error
-        for name, value in _ALONE.items():
-            os.environ.setdefault(name, value)
-        self.engine: Engine | None = None
-        self._engine, *_ = library.initialize(
-            model=model, config=_deepspeed_config(spec, stage), model_parameters=model.parameters()
-        )
-
-    def backward(self, batch: torch.Tensor) -> torch.Tensor:
-        loss: torch.Tensor = self._engine(input_ids=batch, labels=batch).loss
-        self._engine.backward(loss)
-        self._engine.step()
-        return loss.detach()
-
-    def step(self) -> None:
-        """Its engine steps by itself at the window's end."""
-
-
-# One process; the port is free unless two benchmarks run at once.
-_ALONE = {
-    "MASTER_ADDR": "127.0.0.1",
-    "MASTER_PORT": "29517",
-    "RANK": "0",
-    "WORLD_SIZE": "1",
-    "LOCAL_RANK": "0",
-}
-
-
-def _deepspeed_config(spec: StepSpec, stage: int) -> dict[str, Any]:
-    on_host = {"device": "cpu", "pin_memory": True}
-    square = SHAPES[spec.size].hidden ** 2
-    zero: dict[str, Any] = {
-        "stage": stage,
-        "offload_optimizer": on_host,
-        "overlap_comm": True,
-        "contiguous_gradients": True,
-    }
-    if stage == 3:
-        # as its "auto" answers for a model of this width
-        zero |= {
-            "offload_param": on_host,
-            "reduce_bucket_size": square,
-            "stage3_prefetch_bucket_size": int(0.9 * square),
-            "stage3_param_persistence_threshold": 10 * SHAPES[spec.size].hidden,
-        }
-    return {
-        "train_micro_batch_size_per_gpu": spec.micro_batch,
-        "gradient_accumulation_steps": spec.accumulation,
-        "gradient_clipping": spec.clip,
-        "bf16": {"enabled": True},
-        "zero_optimization": zero,
-        "optimizer": {"type": "AdamW", "params": {"lr": _RATE, "weight_decay": _DECAY}},
-        "steps_per_print": 1 << 30,
-    }
+def resident_share(variant: str) -> float | None:
+    """The share of the state that a variant keeps on the device; None where it states none."""
+    if variant == "host":
+        return 0.0
+    if variant.startswith("r") and variant[1:].isdigit():
+        return int(variant[1:]) / 100
+    if variant.startswith("mix+"):
+        return float(variant.split("+")[1])
+    return None

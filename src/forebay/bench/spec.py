@@ -1,14 +1,15 @@
-"""What a step benchmark runs: a frozen value that travels to each contestant's process."""
+"""What a benchmark of steps runs: a frozen value that travels to each contestant's process."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+from enum import Enum
 from typing import Any
 
 from forebay.errors import ConfigError
 
-__all__ = ["MARK", "SHAPES", "Shape", "StepSpec"]
+__all__ = ["MARK", "SHAPES", "Shape", "StepSpec", "Task"]
 
 # Begins the line on which a contestant's process says what it found.
 MARK = "RESULT "
@@ -56,35 +57,55 @@ SHAPES = {
 }
 
 
+class Task(Enum):
+    """What is measured of a contestant at work."""
+
+    STEP = "step"
+    """Seconds and bytes of a step, for each micro-batch size in turn."""
+    READS = "reads"
+    """How long a read of a ready tensor takes while forebay's transfers run."""
+    LENGTHS = "lengths"
+    """Device memory of each step while the sequence length changes from step to step."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSpec:
     """One contestant's work.
 
     Attributes:
         variant: Who: see `forebay.bench.contestants`.
+        task: What is measured.
         size: A name of `SHAPES`.
-        micro_batch: Rows of one forward.
+        micro_batches: Rows of one forward; several are measured one after the other, ascending.
         sequence: Tokens in a row.
+        lengths: Tokens in a row, by turns, for `Task.LENGTHS`.
         accumulation: Micro-batches per update.
         steps: Updates, the first two of them warm-up.
+        reads: Reads for `Task.READS`.
         clip: Bound on the gradient norm.
         device: "cuda" or "cpu".
         threads: Update threads; None for all cores but one.
         host_budget: Bytes that forebay may place on the host; None for what is available.
+        device_budget: Bytes that the process may allocate on the device, which is also forebay's
+            own device budget; None for all of it.
         profile: The machine's measured speeds, as JSON text; "" without.
         timeline: File for a trace of three more steps, with a picture beside it; "" for none.
     """
 
     variant: str
+    task: Task = Task.STEP
     size: str = "3b"
-    micro_batch: int = 8
+    micro_batches: tuple[int, ...] = (8,)
     sequence: int = 2048
+    lengths: tuple[int, ...] = (512, 4096)
     accumulation: int = 1
     steps: int = 8
+    reads: int = 200
     clip: float = 1.0
     device: str = "cuda"
     threads: int | None = None
     host_budget: int | None = None
+    device_budget: int | None = None
     profile: str = ""
     timeline: str = ""
 
@@ -92,23 +113,42 @@ class StepSpec:
         if self.size not in SHAPES:
             known = ", ".join(SHAPES)
             raise ConfigError(f"size {self.size!r} is not known", hint=f"one of {known}")
-        for name in ("micro_batch", "sequence", "accumulation"):
+        for name in ("micro_batches", "lengths"):
+            given = getattr(self, name)
+            if not given or min(given) < 1:
+                raise ConfigError(f"{name} is {given}; each must be at least 1, and one is needed")
+        if list(self.micro_batches) != sorted(set(self.micro_batches)):
+            # Staging lives under the largest activations seen, which a smaller batch must not meet.
+            raise ConfigError(f"micro_batches is {self.micro_batches}; they must ascend")
+        for name in ("sequence", "accumulation", "reads"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
         if self.steps < 3:
             raise ConfigError(f"steps is {self.steps}; two are warm-up, so it must be at least 3")
 
+    def tokens(self, micro_batch: int) -> int:
+        """Tokens per update with this many rows in a forward."""
+        return micro_batch * self.sequence * self.accumulation
+
     @property
-    def tokens(self) -> int:
-        """Tokens per update."""
-        return self.micro_batch * self.sequence * self.accumulation
+    def token_range(self) -> tuple[int, ...]:
+        """Fewest and most tokens per update; one number where they are the same."""
+        ends = sorted({self.micro_batches[0], self.micro_batches[-1]})
+        return tuple(self.tokens(size) for size in ends)
 
     def as_json(self) -> str:
         """One line."""
-        return json.dumps(asdict(self))
+        return json.dumps(self.as_dict())
+
+    def as_dict(self) -> dict[str, Any]:
+        """What JSON can say."""
+        return asdict(self) | {"task": self.task.value}
 
     @classmethod
     def from_json(cls, text: str) -> StepSpec:
         """The inverse of `as_json`."""
         data: dict[str, Any] = json.loads(text)
+        data["task"] = Task(data["task"])
+        for name in ("micro_batches", "lengths"):
+            data[name] = tuple(data[name])
         return cls(**data)

@@ -5,28 +5,74 @@ The machine's ceilings are measured first, in the same run, and give the floor o
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
-import subprocess
-import sys
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from forebay.bench.contestants import resident_share
 from forebay.bench.floor import floor_of
-from forebay.bench.spec import MARK, SHAPES
-from forebay.bench.tables import Table
-from forebay.hardware.profile import Profile
+from forebay.bench.process import ceilings, run_alone
+from forebay.bench.spec import SHAPES
+from forebay.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from forebay.bench.spec import StepSpec
+    from forebay.hardware.profile import Profile
 
-__all__ = ["StepBench", "bench_step"]
+__all__ = ["WARM_UP", "Entry", "StepBench", "bench_step"]
 
 # The first two steps warm up allocators, kernels and the order of units.
-_WARM_UP = 2
+WARM_UP = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A contestant and where it takes part.
+
+    Attributes:
+        variant: Its name.
+        micro_batches: The sizes that it is given; None for all.
+    """
+
+    variant: str
+    micro_batches: tuple[int, ...] | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Entry:
+        """`deepspeed3@8+16` takes part at 8 and 16 rows, `deepspeed3` everywhere.
+
+        Raises:
+            ConfigError: What follows the `@` is no list of numbers.
+        """
+        variant, at, points = text.strip().partition("@")
+        if not at:
+            return cls(variant=variant)
+        try:
+            return cls(variant=variant, micro_batches=tuple(int(one) for one in points.split("+")))
+        except ValueError as error:
+            raise ConfigError(
+                f"{text!r} does not say at which micro-batch sizes {variant} takes part",
+                hint="as deepspeed3@8+16",
+            ) from error
+
+    def within(self, sizes: Sequence[int]) -> tuple[int, ...]:
+        """Those of a run's sizes at which it takes part.
+
+        Raises:
+            ConfigError: It was given a size that the run does not have.
+        """
+        if self.micro_batches is None:
+            return tuple(sizes)
+        strange = set(self.micro_batches) - set(sizes)
+        if strange:
+            raise ConfigError(
+                f"{self.variant} is to take part at micro-batch size {min(strange)}, which is none "
+                f"of this run's {', '.join(map(str, sizes))}"
+            )
+        return tuple(size for size in sizes if size in self.micro_batches)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +82,8 @@ class StepBench:
     Attributes:
         spec: The work.
         profile: The machine's ceilings.
-        results: One for each contestant that finished, in the order of the run.
-        failures: What the others said last.
+        results: One for each contestant and micro-batch size, in the order of the run.
+        failures: What those said last that did not get to their end.
     """
 
     spec: StepSpec
@@ -45,15 +91,22 @@ class StepBench:
     results: tuple[dict[str, Any], ...]
     failures: tuple[tuple[str, str], ...]
 
-    def median(self, variant: str) -> float | None:
-        """Seconds of a step of one contestant; None where it did not finish."""
-        found = [one["seconds"] for one in self.results if one["variant"] == variant]
-        return statistics.median(found[0][_WARM_UP:]) if found else None
+    def result(self, variant: str, micro_batch: int) -> dict[str, Any] | None:
+        """Of one contestant at one size; None where it did not finish."""
+        for one in self.results:
+            if one["variant"] == variant and one["micro_batch"] == micro_batch:
+                return one
+        return None
 
-    def floor(self, variant: str) -> float | None:
+    def median(self, variant: str, micro_batch: int) -> float | None:
+        """Seconds of a step of one contestant; None where it did not finish."""
+        found = self.result(variant, micro_batch)
+        return None if found is None else statistics.median(found["seconds"][WARM_UP:])
+
+    def floor(self, variant: str, micro_batch: int) -> float | None:
         """The floor of a forebay variant; None without passes, or where no budget is stated."""
-        passes = next((one for one in self.results if one["variant"] == "floor"), None)
-        share = _resident_share(variant)
+        passes = self.result("floor", micro_batch)
+        share = resident_share(variant)
         if passes is None or share is None:
             return None
         return floor_of(
@@ -68,63 +121,41 @@ class StepBench:
             tail=passes["forward_seconds"] / (SHAPES[self.spec.size].layers + 2),
         ).seconds
 
-    def table(self) -> Table:
-        """One row for each contestant."""
-        none = self.median("none")
-        rows = [self._row(result, none) for result in self.results]
-        rates = self.profile.rates()
-        notes = [
-            f"{self.spec.size}, {self.spec.micro_batch} x {self.spec.sequence} tokens x "
-            f"{self.spec.accumulation} micro-batches per update, clip {self.spec.clip}; median of "
-            f"{self.spec.steps - _WARM_UP} steps after {_WARM_UP}, lowest and highest beside it.",
-            f"Ceilings of this run: link up {rates.link_up / 1e9:.1f}, down "
-            f"{rates.link_down / 1e9:.1f}, host memory {rates.host_memory / 1e9:.1f} GB/s (update "
-            f"and copies together), update alone {(rates.update or 0) / 1e9:.1f} GB/s.",
-        ]
-        notes += [f"{one['variant']}: {one['verdict']}" for one in self.results if "verdict" in one]
-        notes += [f"{variant} did not finish: {text}" for variant, text in self.failures]
-        return Table(
-            title=f"One training step, {self.spec.size}, {self.spec.tokens} tokens",
-            head=(
-                "variant",
-                "s/step",
-                "low - high",
-                "tokens/s",
-                "of no offload",
-                "floor s",
-                "of floor",
-                "device peak GB",
-                "reserved GB",
-                "host RSS GB",
-            ),
-            rows=tuple(rows),
-            notes=tuple(notes),
-        )
+    def derived(self, variant: str, micro_batch: int) -> tuple[float, int] | None:
+        """A time from another size: what this contestant adds to compute there, plus compute here.
 
-    def _row(self, result: dict[str, Any], none: float | None) -> tuple[str, ...]:
-        seconds = result["seconds"][_WARM_UP:]
-        middle = statistics.median(seconds)
-        floor = self.floor(result["variant"])
-        return (
-            result["variant"],
-            f"{middle:.4f}",
-            f"{min(seconds):.3f} - {max(seconds):.3f}",
-            f"{result['tokens'] / middle:.0f}",
-            "" if none is None else f"{none / middle:.2f}",
-            "" if floor is None else f"{floor:.4f}",
-            "" if floor is None else f"{floor / middle:.2f}",
-            _gigabytes(result.get("device_peak_bytes")),
-            _gigabytes(result.get("device_reserved_bytes")),
-            _gigabytes(result["host_peak_bytes"]),
-        )
+        Meant for libraries whose cost beside compute does not depend on the number of tokens.
+
+        Returns:
+            Seconds, and the micro-batch size where the cost was measured, the nearest one; None
+            where a compute time is missing.
+        """
+        here = self.median("floor", micro_batch)
+        measured = [
+            (abs(size - micro_batch), size, seconds - compute)
+            for size in self.spec.micro_batches
+            if (seconds := self.median(variant, size)) is not None
+            and (compute := self.median("floor", size)) is not None
+        ]
+        if here is None or not measured:
+            return None
+        _, size, cost = min(measured)
+        return here + cost, size
 
     def as_dict(self) -> dict[str, Any]:
         """All numbers."""
         return {
-            "spec": asdict(self.spec),
+            "spec": self.spec.as_dict(),
             "profile": asdict(self.profile),
             "results": list(self.results),
-            "floors": {one["variant"]: self.floor(one["variant"]) for one in self.results},
+            "floors": [
+                {
+                    "variant": one["variant"],
+                    "micro_batch": one["micro_batch"],
+                    "seconds": self.floor(one["variant"], one["micro_batch"]),
+                }
+                for one in self.results
+            ],
             "failures": [list(one) for one in self.failures],
         }
 
@@ -140,56 +171,35 @@ def bench_step(
 
     Args:
         spec: The work; its variant is replaced.
-        variants: Contestants in the order of the run; see `forebay.bench.contestants`.
+        variants: Contestants in the order of the run; see `forebay.bench.contestants` and `Entry`.
         progress: Told who runs, and of each result.
         limit_seconds: A contestant that takes longer has not finished.
 
     Raises:
+        ConfigError: A contestant is given a size that the run does not have.
         RuntimeError: The ceilings could not be measured.
     """
+    entries = [Entry.parse(text) for text in variants]
+    sizes = [entry.within(spec.micro_batches) for entry in entries]
     progress("the machine's ceilings")
-    measured, text = _in_process(["ceilings", spec.device], limit_seconds)
-    if measured is None:
-        raise RuntimeError(f"the machine could not be measured: {text}")
-    profile = Profile.from_dict(json.loads(measured["profile"]), source="this run's profile")
-    results, failures = [], []
-    for variant in variants:
-        progress(variant)
-        timeline = spec.timeline.replace("{variant}", variant)
-        own = replace(spec, variant=variant, profile=measured["profile"], timeline=timeline)
-        result, text = _in_process([own.as_json()], limit_seconds)
-        if result is None:
-            failures.append((variant, text))
-            progress(f"{variant} did not finish: {text}")
-        else:
-            results.append(result)
-            progress(f"{variant}: {statistics.median(result['seconds'][_WARM_UP:]):.4f} s/step")
+    profile = ceilings(spec.device, limit_seconds=limit_seconds)
+    results: list[dict[str, Any]] = []
+    failures = []
+    for entry, own_sizes in zip(entries, sizes, strict=True):
+        progress(entry.variant)
+        own = replace(
+            spec,
+            variant=entry.variant,
+            micro_batches=own_sizes,
+            profile=profile.as_json(),
+            timeline=spec.timeline.replace("{variant}", entry.variant),
+        )
+        outcome = run_alone(own, limit_seconds=limit_seconds)
+        for result in outcome.results:
+            middle = statistics.median(result["seconds"][WARM_UP:])
+            progress(f"{entry.variant}, {result['tokens']} tokens: {middle:.4f} s/step")
+        results += outcome.results
+        if outcome.failure:
+            failures.append((entry.variant, outcome.failure))
+            progress(f"{entry.variant} did not finish: {outcome.failure}")
     return StepBench(spec=spec, profile=profile, results=tuple(results), failures=tuple(failures))
-
-
-def _in_process(arguments: Sequence[str], limit: float) -> tuple[dict[str, Any] | None, str]:
-    """A worker's result, or None and its last words."""
-    command = [sys.executable, "-m", "forebay.bench.worker", *arguments]
-    try:
-        run = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False)
-    except subprocess.TimeoutExpired:
-        return None, f"no end within {limit:.0f} s"
-    for line in run.stdout.splitlines():
-        if line.startswith(MARK):
-            result: dict[str, Any] = json.loads(line.removeprefix(MARK))
-            return result, ""
-    words = [line for line in run.stderr.splitlines() if line.strip()]
-    said = next((line for line in reversed(words) if "rror" in line), words[-1] if words else "")
-    return None, f"exit code {run.returncode}, {said}"
-
-
-def _resident_share(variant: str) -> float | None:
-    if variant == "host" or (variant.startswith("r") and variant[1:].isdigit()):
-        return 0.0 if variant == "host" else int(variant[1:]) / 100
-    if variant.startswith("mix+"):
-        return float(variant.split("+")[1])
-    return None
-
-
-def _gigabytes(nbytes: int | None) -> str:
-    return "" if nbytes is None else f"{nbytes / 1e9:.1f}"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from forebay.hardware.profile import Machine
 
-__all__ = ["Table", "write_result"]
+__all__ = ["Table", "gigabytes", "write_result"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,31 +47,36 @@ class Table:
         return "\n".join(lines).rstrip() + "\n"
 
 
+def gigabytes(nbytes: int | None) -> str:
+    """A cell; empty where nothing was measured."""
+    return "" if nbytes is None else f"{nbytes / 1e9:.1f}"
+
+
 def _line(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
 def write_result(
     folder: Path,
-    table: Table,
+    tables: Sequence[Table],
     *,
     name: str,
     machine: Machine,
     command: str,
     raw: Mapping[str, Any],
 ) -> Path:
-    """Write table and raw numbers.
+    """Write tables and raw numbers.
 
     Args:
         folder: Where to; made if missing.
-        table: What is shown.
+        tables: What is shown.
         name: The benchmark's name, first in the file's name.
         machine: Where it ran.
         command: What was typed.
         raw: Everything that was measured.
 
     Returns:
-        The table's path; the raw numbers lie beside it as JSON.
+        The tables' path; the raw numbers lie beside it as JSON.
     """
     folder.mkdir(parents=True, exist_ok=True)
     device = "" if machine.device == "cpu" else f"{machine.device}-"
@@ -83,7 +88,8 @@ def write_result(
     notes += f"{versions}, Python {platform.python_version()}. Load average of the last minute, "
     notes += f"the benchmark's own included: {os.getloadavg()[0]:.1f}.\n"
     shown = f"\n```text\n{command}\n```\n"
-    path.write_text(table.markdown() + notes + shown, encoding="utf-8")
+    text = "\n".join(table.markdown() for table in tables)
+    path.write_text(text + notes + shown, encoding="utf-8")
     data = {"command": command, "versions": versions, **raw}
     path.with_suffix(".json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     return path

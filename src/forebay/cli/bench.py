@@ -1,16 +1,18 @@
-"""`forebay bench step`, `adam` and `checkpoint`: options to `forebay.bench`, tables to stdout."""
+"""`forebay bench`'s verbs: options to `forebay.bench`, tables to stdout."""
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
+from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from forebay.bench.tables import Table
 
 __all__ = ["bench"]
@@ -26,16 +28,25 @@ _Output = Annotated[
     Path | None, typer.Option(help="Folder for the table and its raw numbers. Default: none.")
 ]
 _Json = Annotated[bool, typer.Option("--json", help="Print raw numbers instead of the table.")]
+_WHO = (
+    "Contestants in turn, separated by commas: floor, none, planned, host, device, synchronous, "
+    "r0 ... r100 (percent of the state that stays on the device), mix+R+S, deepspeed2, "
+    "deepspeed3, fsdp2."
+)
 _Variants = Annotated[
     str,
-    typer.Option(
-        help="Contestants in turn, separated by commas: floor, none, planned, host, device, "
-        "synchronous, r0 ... r100 (percent of the state that stays on the device), mix+R+S, "
-        "deepspeed2, deepspeed3."
-    ),
+    typer.Option(help=f"{_WHO} deepspeed3@8+16 takes part at micro-batches 8 and 16 alone."),
 ]
+_OwnVariants = Annotated[str, typer.Option(help="forebay's variants in turn, as in bench step.")]
+_AnyVariants = Annotated[str, typer.Option(help="Contestants in turn, as in bench step.")]
 _Size = Annotated[str, typer.Option(help="Llama shape: nano, tiny, 1b, 3b or 7b.")]
 _Micro = Annotated[int, typer.Option("--micro-batch", help="Rows of one forward.", min=1)]
+_Micros = Annotated[
+    str,
+    typer.Option(
+        "--micro-batch", help="Rows of one forward; several, ascending, are measured in turn: 2,8."
+    ),
+]
 _Sequence = Annotated[int, typer.Option(help="Tokens in a row.", min=1)]
 _Accumulation = Annotated[int, typer.Option(help="Micro-batches per update.", min=1)]
 _Steps = Annotated[int, typer.Option(help="Updates, two of them warm-up.", min=3)]
@@ -45,11 +56,15 @@ _Threads = Annotated[int | None, typer.Option(help="Update threads. Default: all
 _Budget = Annotated[
     str | None, typer.Option(help="Host memory that forebay may use, as 120GiB. Default: what is.")
 ]
+_DeviceBudget = Annotated[
+    str | None,
+    typer.Option(help="Device memory that a process may use, as 48GiB. Default: all of it."),
+]
 _Timeline = Annotated[
     str,
     typer.Option(
         help="File for a trace of three more steps (.json, with a picture beside it); {variant} "
-        "in it is replaced. Default: none."
+        "and {tokens} in it are replaced. Default: none."
     ),
 ]
 _Limit = Annotated[float, typer.Option(help="Seconds after which a contestant is given up.")]
@@ -62,7 +77,7 @@ def step(  # noqa: PLR0913 - one parameter an option
     *,
     variants: _Variants = "floor,none,r0,r50",
     size: _Size = "3b",
-    micro_batch: _Micro = 8,
+    micro_batch: _Micros = "8",
     sequence: _Sequence = 2048,
     accumulation: _Accumulation = 1,
     steps: _Steps = 8,
@@ -70,6 +85,7 @@ def step(  # noqa: PLR0913 - one parameter an option
     device: _Device = "auto",
     threads: _Threads = None,
     host_budget: _Budget = None,
+    device_budget: _DeviceBudget = None,
     timeline: _Timeline = "",
     limit_seconds: _Limit = 600.0,
     output: _Output = None,
@@ -79,29 +95,112 @@ def step(  # noqa: PLR0913 - one parameter an option
 
     The floor comes from ceilings that are measured in the same run.
     """
-    from forebay.accelerators.select import default_device
     from forebay.bench.spec import StepSpec
     from forebay.bench.step import bench_step
-    from forebay.units_of_measure import parse_bytes
+    from forebay.bench.step_tables import memory_table, step_table
 
     spec = StepSpec(
         variant="floor",
         size=size,
-        micro_batch=micro_batch,
+        micro_batches=_numbers(micro_batch, "--micro-batch"),
         sequence=sequence,
         accumulation=accumulation,
         steps=steps,
         clip=clip,
-        device=default_device().type if device == "auto" else device,
+        device=_device(device),
         threads=threads,
-        host_budget=None if host_budget is None else parse_bytes(host_budget),
+        host_budget=_bytes(host_budget),
+        device_budget=_bytes(device_budget),
         timeline=timeline,
     )
     found = bench_step(
         spec, variants=variants.split(","), progress=_progress, limit_seconds=limit_seconds
     )
-    name = f"step-{size}-{spec.tokens}-tokens"
-    _give(found.table(), found.as_dict(), name=name, output=output, as_json=as_json)
+    tokens = "-to-".join(str(count) for count in spec.token_range)
+    tables = [step_table(found), memory_table(found)]
+    _give(tables, found.as_dict(), name=f"step-{size}-{tokens}-tokens", output=output, json=as_json)
+    return 0 if found.results else 1
+
+
+@bench.command(name="reads")
+def reads(  # noqa: PLR0913 - one parameter an option
+    *,
+    variants: _OwnVariants = "r0",
+    size: _Size = "3b",
+    micro_batch: _Micro = 8,
+    sequence: _Sequence = 2048,
+    count: Annotated[int, typer.Option("--reads", help="Reads of each kind.", min=1)] = 200,
+    device: _Device = "auto",
+    threads: _Threads = None,
+    host_budget: _Budget = None,
+    limit_seconds: _Limit = 600.0,
+    output: _Output = None,
+    as_json: _Json = False,
+) -> int:
+    """Time `.item()` of a ready tensor while forebay's transfers run, and without them."""
+    from forebay.bench.reads_bench import bench_reads
+    from forebay.bench.spec import StepSpec
+
+    spec = StepSpec(
+        variant="floor",
+        size=size,
+        micro_batches=(micro_batch,),
+        sequence=sequence,
+        reads=count,
+        device=_device(device),
+        threads=threads,
+        host_budget=_bytes(host_budget),
+    )
+    found = bench_reads(
+        spec, variants=variants.split(","), progress=_progress, limit_seconds=limit_seconds
+    )
+    _give([found.table()], found.as_dict(), name=f"reads-{size}", output=output, json=as_json)
+    return 0 if found.results else 1
+
+
+@bench.command(name="lengths")
+def lengths(  # noqa: PLR0913 - one parameter an option
+    *,
+    variants: _AnyVariants = "r0,r50",
+    size: _Size = "3b",
+    micro_batch: _Micro = 4,
+    tokens: Annotated[
+        str, typer.Option("--lengths", help="Tokens in a row, by turns, separated by commas.")
+    ] = "512,4096",
+    steps: _Steps = 30,
+    device: _Device = "auto",
+    threads: _Threads = None,
+    host_budget: _Budget = None,
+    device_budget: Annotated[
+        str | None,
+        typer.Option(
+            help="Device memory that a process may use, as 48GiB. Default: what forward and "
+            "backward alone reserved, plus resident state, plus 1 GB."
+        ),
+    ] = None,
+    limit_seconds: _Limit = 600.0,
+    output: _Output = None,
+    as_json: _Json = False,
+) -> int:
+    """Watch device memory under a budget while sequence lengths change from step to step."""
+    from forebay.bench.lengths_bench import bench_lengths
+    from forebay.bench.spec import StepSpec
+
+    spec = StepSpec(
+        variant="floor",
+        size=size,
+        micro_batches=(micro_batch,),
+        lengths=_numbers(tokens, "--lengths"),
+        steps=steps,
+        device=_device(device),
+        threads=threads,
+        host_budget=_bytes(host_budget),
+        device_budget=_bytes(device_budget),
+    )
+    found = bench_lengths(
+        spec, variants=variants.split(","), progress=_progress, limit_seconds=limit_seconds
+    )
+    _give([found.table()], found.as_dict(), name=f"lengths-{size}", output=output, json=as_json)
     return 0 if found.results else 1
 
 
@@ -119,9 +218,9 @@ def adam(
     """Time the update pass on the host against torch's and against a copy."""
     from forebay.bench.adam import bench_adam
 
-    counts = [int(count) for count in threads.split(",")] if threads else None
+    counts = _numbers(threads, "--threads") if threads else None
     found = bench_adam(elements=elements, repeats=repeats, threads=counts, progress=_progress)
-    _give(found.table(), found.as_dict(), name="adam", output=output, as_json=as_json)
+    _give([found.table()], found.as_dict(), name="adam", output=output, json=as_json)
     return 0
 
 
@@ -147,20 +246,19 @@ def checkpoint(  # noqa: PLR0913 - one parameter an option
     """Time saving at once and beside training, beside the disk's own write bandwidth."""
     import tempfile
 
-    from forebay.accelerators.select import default_device
     from forebay.bench.checkpoint import CheckpointSpec, bench_checkpoint
 
     spec = CheckpointSpec(
         millions=millions,
         rows=rows,
         rounds=repeats,
-        device=default_device().type if device == "auto" else device,
+        device=_device(device),
     )
     variants = [(one, two) for one in precision.split(",") for two in offload.split(",")]
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="forebay-bench-", dir=folder) as inside:
         found = bench_checkpoint(spec, folder=Path(inside), variants=variants, progress=_progress)
-    _give(found.table(), found.as_dict(), name="checkpoint", output=output, as_json=as_json)
+    _give([found.table()], found.as_dict(), name="checkpoint", output=output, json=as_json)
     return 0
 
 
@@ -168,10 +266,32 @@ def _progress(text: str) -> None:
     typer.echo(f"measuring: {text}", err=True)
 
 
+def _numbers(text: str, option: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(one) for one in text.split(","))
+    except ValueError:
+        raise typer.BadParameter(
+            f"{text!r} is no list of whole numbers, as 2,4,8", param_hint=option
+        ) from None
+
+
+def _device(name: str) -> str:
+    from forebay.accelerators.select import default_device
+
+    return default_device().type if name == "auto" else name
+
+
+def _bytes(text: str | None) -> int | None:
+    from forebay.units_of_measure import parse_bytes
+
+    return None if text is None else parse_bytes(text)
+
+
 def _give(
-    table: Table, raw: dict[str, Any], *, name: str, output: Path | None, as_json: bool
+    tables: Sequence[Table], raw: dict[str, Any], *, name: str, output: Path | None, json: bool
 ) -> None:
-    typer.echo(json.dumps(raw) if as_json else table.markdown(), nl=as_json)
+    shown = dumps(raw) if json else "\n".join(table.markdown() for table in tables)
+    typer.echo(shown, nl=json)
     if output is None:
         return
     from forebay.accelerators.select import default_device, device_name
@@ -182,7 +302,7 @@ def _give(
     device = "cpu" if on_host else device_name(default_device())
     path = write_result(
         output,
-        table,
+        tables,
         name=name,
         machine=Machine.read(device),
         command=shlex.join(["forebay", *sys.argv[1:]]),
