@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,9 +21,10 @@ from forebay.compat.inputs import (
     one_config,
 )
 from forebay.compat.optimizers import adam_from, build_optimizer
+from forebay.compat.placed import with_placement
 from forebay.compat.progress import Progress, events_folder, open_events
 from forebay.compat.schedulers import build_scheduler, check_scheduler
-from forebay.compat.watching import measured_rates, watcher
+from forebay.compat.watching import enough_threads, measured_profile, watcher
 from forebay.config.facts import Facts
 from forebay.config.resolve import resolve
 from forebay.engine.engine import Engine
@@ -30,6 +32,7 @@ from forebay.engine.optimizer import OffloadedOptimizer
 from forebay.engine.options import EngineOptions, OverflowCheck, Timing
 from forebay.optim.loss_scale import DynamicLossScale, LossScaleConfig, StaticLossScale
 from forebay.plan.placement import UpdatePlace
+from forebay.plan.share import places_for_share
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -152,7 +155,7 @@ def _build(
         engine = TrainingEngine(
             core,
             optimizer=offloaded,
-            config=config,
+            config=with_placement(config, core),
             scheduler=schedule,
             progress=Progress(
                 every=config.steps_per_print,
@@ -176,9 +179,14 @@ def engine_options(
 ) -> EngineOptions:
     """The engine's options that a resolved configuration asks for."""
     on_host = config.zero.optimizer_tier == "host"
+    profile = measured_profile(config, device=device)
+    ratio, cores = config.zero.ratio, config.zero.update_cores
     return EngineOptions(
         device=device,
         update=None if on_host else UpdatePlace.DEVICE,
+        places=partial(places_for_share, share=ratio) if on_host and ratio is not None else None,
+        core_share=cores,
+        threads=None if profile is None or cores is not None else enough_threads(profile),
         clip_norm=config.clip_norm,
         backwards=config.batch.accumulation_steps,
         unit_elements=config.zero.unit_elements,
@@ -188,7 +196,7 @@ def engine_options(
         device_budget=config.budgets.device_bytes,
         host_budget=config.budgets.host_bytes,
         page_lock=config.zero.pin_memory,
-        rates=measured_rates(config, device=device),
+        rates=None if profile is None else profile.rates(),
         observe=watcher(config),
     )
 

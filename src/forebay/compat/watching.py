@@ -17,10 +17,13 @@ if TYPE_CHECKING:
     import torch
 
     from forebay.config.resolved import ResolvedConfig
+    from forebay.hardware.profile import Profile
     from forebay.links.observer import Observer
-    from forebay.plan.solve import Rates
 
-__all__ = ["measured_rates", "watcher"]
+__all__ = ["enough_threads", "measured_profile", "watcher"]
+
+# A thread more that gains less than this is left to the launching thread and the user's own.
+_WORTH_A_THREAD = 0.02
 
 # As `steps_per_print` where that is not given.
 _STEPS_PER_MEAN = 10
@@ -38,10 +41,10 @@ def watcher(config: ResolvedConfig) -> Callable[[torch.device], Observer]:
     return _make
 
 
-def measured_rates(
+def measured_profile(
     config: ResolvedConfig, *, device: torch.device | str | None = None
-) -> Rates | None:
-    """The bandwidths of the profile that `forebay.profile` names; None without one.
+) -> Profile | None:
+    """The profile that `forebay.profile` names; None without one.
 
     Raises:
         ConfigError: The file cannot be read, is no profile, or is another machine's or version's.
@@ -49,4 +52,11 @@ def measured_rates(
     if config.profile is None:
         return None
     chosen = accelerator_for(device).device
-    return load_profile(config.profile, device=device_name(chosen)).rates()
+    return load_profile(config.profile, device=device_name(chosen))
+
+
+def enough_threads(profile: Profile) -> int:
+    """The fewest threads that update as fast as any number of them, within 2%."""
+    best = max(rate.update for rate in profile.threads)
+    fast = [r.threads for r in profile.threads if r.update >= (1 - _WORTH_A_THREAD) * best]
+    return min(fast)

@@ -122,11 +122,15 @@ def _zero(lookup: Lookup) -> ZeroSpec:
     # Neither does anything yet: other values are refused.
     lookup.take(f"{_ZERO}.offload_param.device")
     lookup.moot([f"{_ZERO}.cpu_offload_param"], note="")
+    ratio, cores = (lookup.take(f"{_OFFLOAD}.{name}") for name in ("ratio", "cpuadam_cores_perc"))
+    if device != "cpu":
+        lookup.annotate(f"{_OFFLOAD}.ratio", "changes nothing: it acts with device cpu")
     return ZeroSpec(
         stage=stage,
         optimizer_tier="host" if device == "cpu" else "device",
         pin_memory=pin_memory,
-        ratio=float(lookup.take(f"{_OFFLOAD}.ratio")),
+        ratio=None if ratio is None else float(ratio),
+        update_cores=None if cores is None else float(cores),
         unit_elements=_unit_elements(lookup),
     )
 

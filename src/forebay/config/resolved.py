@@ -155,7 +155,9 @@ class ZeroSpec:
         stage: As given, 0 to 3.
         optimizer_tier: Where masters and moments live.
         pin_memory: Whether to page-lock what is copied.
-        ratio: Share of the optimizer state that is updated on the host.
+        ratio: Share of the optimizer state that is updated on the host; None lets the planner
+            decide.
+        update_cores: Share of the cores that update on the host; None for what was measured.
         unit_elements: Parameters are packed in order into units of at most this many elements,
             at least one parameter each; None: units follow the model's blocks.
     """
@@ -163,7 +165,8 @@ class ZeroSpec:
     stage: int = 0
     optimizer_tier: Literal["device", "host"] = "device"
     pin_memory: bool = True
-    ratio: float = 1.0
+    ratio: float | None = None
+    update_cores: float | None = None
     unit_elements: int | None = None
 
 
@@ -344,6 +347,7 @@ def _zero_dict(zero: ZeroSpec) -> dict[str, Any]:
             "device": "cpu" if zero.optimizer_tier == "host" else "none",
             "pin_memory": zero.pin_memory,
             "ratio": zero.ratio,
+            "cpuadam_cores_perc": zero.update_cores,
         },
         "offload_param": {"device": "none"},
     }

@@ -296,9 +296,13 @@ def ring_maker(placement: Placement, *, memory: PartMemory) -> Callable[[], Host
 
 def core_share(options: EngineOptions) -> CoreShare:
     """The cores that updates run on."""
-    share = Topology.read().share()
-    if options.threads is None:
-        return share
-    return CoreShare(
-        threads=options.threads, cpus=share.cpus, summary=f"{options.threads} update threads"
-    )
+    topology = Topology.read()
+    share = topology.share()
+    if options.threads is not None and options.threads > share.threads:
+        summary = f"{options.threads} update threads"
+        return CoreShare(threads=options.threads, cpus=share.cpus, summary=summary)
+    if options.threads is not None:
+        return share.limited(options.threads)
+    if options.core_share is not None:
+        return share.limited(int(options.core_share * topology.usable_cores()))
+    return share

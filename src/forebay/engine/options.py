@@ -78,7 +78,9 @@ class EngineOptions:
         loss_scale: The loss scale that gradients carry.
         device_budget: Bytes that may be placed on the device; None for no bound.
         host_budget: Bytes that may be placed on the host; None for what the machine has.
-        threads: Update threads; None for the cores that this process may use.
+        threads: Update threads; None for one on each core that is not left to the launching
+            thread.
+        core_share: Share of this process's cores that update, where `threads` does not say.
         page_lock: Whether host memory is page-locked.
         bf16_master: Layout of masters behind bf16 weights.
         piece_elements: Elements of one piece of an update.
@@ -105,6 +107,7 @@ class EngineOptions:
     device_budget: int | None = None
     host_budget: int | None = None
     threads: int | None = None
+    core_share: float | None = None
     page_lock: bool = True
     bf16_master: SixteenBitMaster = SixteenBitMaster.SPLIT
     piece_elements: int = 4 << 20

@@ -52,6 +52,26 @@ class CoreShare:
     cpus: tuple[int, ...]
     summary: str
 
+    def limited(self, threads: int) -> CoreShare:
+        """At least one thread and at most `threads`, spread evenly over the share's cores.
+
+        Example:
+            >>> share = CoreShare(threads=4, cpus=(1, 2, 3, 4), summary="4 update threads")
+            >>> share.limited(2).cpus
+            (1, 3)
+            >>> share.limited(9) == share
+            True
+        """
+        if threads >= self.threads:
+            return self
+        count = max(1, threads)
+        cpus = tuple(self.cpus[i * len(self.cpus) // count] for i in range(count) if self.cpus)
+        return CoreShare(
+            threads=count,
+            cpus=cpus,
+            summary=f"{count} update thread{'s' if count > 1 else ''} of {self.threads} possible",
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
@@ -90,6 +110,11 @@ class Topology:
             cores.setdefault(usable, Core(cpus=usable, node=nodes.get(cpu, 0)))
         ordered = sorted(cores.values(), key=lambda core: (core.node, core.cpus))
         return cls(cores=tuple(ordered), quota=cpu_quota(sys / "fs" / "cgroup", proc=proc))
+
+    def usable_cores(self) -> int:
+        """Cores that all ranks of this machine may use together."""
+        quota = len(self.cores) if self.quota is None else max(1, int(self.quota))
+        return min(len(self.cores), quota)
 
     def share(
         self, local_rank: int = 0, *, local_ranks: int = 1, reserve_for_launch: int | None = None

@@ -22,7 +22,7 @@ from forebay.plan.placement import UpdatePlace
 if TYPE_CHECKING:
     from forebay.model.spec import ModelSpec, ParamSpec
 
-__all__ = ["Rates", "choose_places", "window_seconds"]
+__all__ = ["Rates", "choose_places", "state_bytes", "window_seconds"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ def _update_bytes(param: ParamSpec, *, gradient_bytes: int | None) -> int:
     return state + (item if gradient_bytes is None else gradient_bytes)
 
 
-def _state_bytes(param: ParamSpec) -> int:
+def state_bytes(param: ParamSpec) -> int:
     """State of a streamed element, one way."""
     return {"bfloat16": 10, "float16": 12, "float32": 8}[param.dtype]
 
@@ -84,7 +84,7 @@ def window_seconds(
                 host += _update_bytes(param, gradient_bytes=gradient_bytes) * param.elements
                 published += ITEM_BYTES[param.dtype] * param.elements
             elif place is UpdatePlace.STREAMED:
-                streamed += _state_bytes(param) * param.elements
+                streamed += state_bytes(param) * param.elements
     return max(rates.seconds(updated=host, home=streamed), published / rates.link_up)
 
 
@@ -108,7 +108,7 @@ def choose_places(
     resident, used = 0, 0
     for unit in spec.units:
         sums = SUM_ITEM_BYTES if backwards > 1 else 0
-        used += sum((_state_bytes(param) + sums) * param.elements for param in unit.params)
+        used += sum((state_bytes(param) + sums) * param.elements for param in unit.params)
         if used > resident_bytes:
             break
         resident += 1

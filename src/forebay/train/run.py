@@ -20,6 +20,7 @@ from forebay.compat.api import initialize
 from forebay.data.batches import Batches, BatchShape
 from forebay.data.sources import open_files
 from forebay.errors import ConfigError, ForebayError
+from forebay.plan.share import describe_places
 from forebay.train.corpus import Corpus, load_corpus, sequence_length
 from forebay.train.loop import Loop, Silent
 from forebay.train.model import ModelSource, choose_device
@@ -162,6 +163,7 @@ def _train(plan: _Plan, engine: Any, *, stop: StopSignals, console: Console) -> 
     _say(console, f"\n{plan.source.kind}: {count:,} trainable parameters on {plan.device}")
     for line in memory_lines(tiers):
         _say(console, line)
+    _say(console, f"updates: {describe_places(engine.core.placement)}")
 
     def save() -> None:
         engine.synchronize()

@@ -43,12 +43,10 @@ _OFFLOAD: Final[tuple[Key, ...]] = (
     ),
     honoured(
         "zero_optimization.offload_optimizer.ratio",
-        SHARE,
-        "Share of the optimizer state, in bytes, that is updated on the host.",
-        default=1.0,
-        accepts=(1.0,),
-        reason=NOT_YET,
-        instead="write 1.0, or leave the key out",
+        optional(SHARE),
+        "Share of the optimizer state, in bytes to the nearest unit, that is updated on the host; "
+        "the rest stays on the device. Left out, the planner decides.",
+        default=None,
     ),
     refused(
         "zero_optimization.offload_optimizer.super_offload",
@@ -57,12 +55,13 @@ _OFFLOAD: Final[tuple[Key, ...]] = (
         "and device cpu.",
         default=False,
     ),
-    hint(
+    honoured(
         "zero_optimization.offload_optimizer.cpuadam_cores_perc",
-        SHARE,
-        "Share of the cores that SuperOffload's worker uses.",
-        default=0.8,
-        reason="it acts with super_offload only; the update uses this process's cores",
+        optional(SHARE),
+        "Share of this process's cores that update on the host, at least one and never the one "
+        "that launches kernels. Left out: as many as the profile measured to be enough, else all "
+        "but that one.",
+        default=None,
     ),
     *moot(
         "zero_optimization.offload_optimizer",
