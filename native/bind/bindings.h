@@ -15,6 +15,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <thread>
@@ -23,6 +24,7 @@
 
 #include "forebay/copy_engine.h"
 #include "forebay/copy_plan.h"
+#include "forebay/file_queue.h"
 #include "forebay/link.h"
 #include "forebay/pool.h"
 #include "forebay/ticket.h"
@@ -54,6 +56,21 @@ struct LinkHandle {
     std::shared_ptr<Link> it;
 };
 
+struct FileBackendHandle {
+    FileBackendPtr it;
+};
+struct ThreadBackendHandle : FileBackendHandle {};
+struct UringBackendHandle : FileBackendHandle {};
+struct ScriptedBackendHandle : FileBackendHandle {};
+
+struct FileSetHandle {
+    FileSetPtr it;
+};
+
+struct FileQueueHandle {
+    std::shared_ptr<FileQueue> it;
+};
+
 // What happens when the interpreter exits, for the whole process. Pools and links that are still
 // open are closed before the memory that they work on goes away. Daemon threads that are inside
 // the core never come back to the interpreter: taking the GIL while it ends would unwind the
@@ -64,6 +81,7 @@ public:
 
     void add(const std::shared_ptr<Pool>& pool);
     void add(const std::shared_ptr<Link>& link);
+    void add(const std::shared_ptr<FileQueue>& queue);
     // Called once, by the thread that ends the interpreter, without the GIL.
     void begin();
 
@@ -74,6 +92,7 @@ public:
 private:
     std::vector<std::weak_ptr<Pool>> pools_;  // guarded by the GIL
     std::vector<std::weak_ptr<Link>> links_;
+    std::vector<std::weak_ptr<FileQueue>> file_queues_;
     std::atomic<bool> ending_{false};
     std::atomic<std::thread::id> ending_thread_{};
     std::atomic<int> num_entering_{0};
@@ -139,5 +158,6 @@ void bind_numbers(nb::module_& module);
 void bind_pool(nb::module_& module);
 void bind_engines(nb::module_& module);
 void bind_links(nb::module_& module);
+void bind_files(nb::module_& module);
 
 }  // namespace forebay::bind

@@ -22,6 +22,11 @@ void ProcessEnd::add(const std::shared_ptr<Link>& link) {
     links_.push_back(link);
 }
 
+void ProcessEnd::add(const std::shared_ptr<FileQueue>& queue) {
+    std::erase_if(file_queues_, [](const auto& weak) { return weak.expired(); });
+    file_queues_.push_back(queue);
+}
+
 // Links first: what they still have in flight may end in a pool.
 void ProcessEnd::begin() {
     ending_thread_ = std::this_thread::get_id();
@@ -30,6 +35,11 @@ void ProcessEnd::begin() {
     // the count of threads that it does not have.
     for (int i = 0; i < 2000 && num_entering_ > 0; ++i) {
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    for (const auto& weak : file_queues_) {
+        if (const auto queue = weak.lock()) {
+            queue->close();
+        }
     }
     for (const auto& weak : links_) {
         if (const auto link = weak.lock()) {
@@ -96,6 +106,7 @@ NB_MODULE(_core, module) {
     bind_pool(module);
     bind_engines(module);
     bind_links(module);
+    bind_files(module);
     nb::module_::import_("atexit").attr("register")(nb::cpp_function([] {
         const WithoutGil released;
         ProcessEnd::instance().begin();

@@ -282,3 +282,89 @@ class Link:
 
     def close(self) -> None:
         """End pieces in flight, join the thread and fail what is left. Idempotent."""
+
+class FileBackend:
+    """How blocks reach the kernel; base of the backends below. One backend serves one queue."""
+
+class ThreadBackend(FileBackend):
+    """One thread per block in flight."""
+
+    def __init__(self, threads: int) -> None: ...
+
+class UringBackend(FileBackend):
+    """io_uring by system calls.
+
+    Raises:
+        RuntimeError: The kernel has none or forbids it, with its reason.
+    """
+
+    def __init__(self, depth: int) -> None: ...
+
+class ScriptedBackend(FileBackend):
+    """Tests: late and reordered completions; the n-th block fails, or transfers only a part."""
+
+    def __init__(
+        self,
+        inner: FileBackend,
+        seed: int = 0,
+        max_delay_us: int = 0,
+        fail_at: int = -1,
+        fail_errno: int = 5,
+        short_at: int = -1,
+        short_bytes: int = 0,
+    ) -> None: ...
+
+class FileSet:
+    """Files as one striped space; keeps descriptors of its own."""
+
+    def __init__(self, descriptors: list[int], names: list[str], stripe_bytes: int) -> None: ...
+    @property
+    def files(self) -> int: ...
+
+class FileQueue:
+    """Reads and writes by a native thread, with `depth` blocks of `block_bytes` in flight.
+
+    Offsets, addresses and lengths of the (offset, address, bytes) spans are multiples of 4096.
+    An error or an early end of a file fails the ticket and names bytes, place and errno.
+    """
+
+    def __init__(
+        self,
+        backend: FileBackend,
+        depth: int = 8,
+        block_bytes: int = ...,
+        single_submit: bool = False,
+        overlap_events: bool = True,
+        name: str = "files",
+    ) -> None: ...
+    def read(
+        self,
+        files: FileSet,
+        spans: Sequence[tuple[int, int, int]],
+        priority: int = 0,
+        after: Sequence[Ticket] = ...,
+        piecewise: Ticket | None = None,
+    ) -> Ticket:
+        """Fill memory from a set; a piece for each span."""
+
+    def write(
+        self,
+        files: FileSet,
+        spans: Sequence[tuple[int, int, int]],
+        priority: int = 0,
+        after: Sequence[Ticket] = ...,
+        piecewise: Ticket | None = None,
+    ) -> Ticket:
+        """Write memory to a set; a piece for each span."""
+
+    def cancel(self, ticket: Ticket) -> None:
+        """Drop what is not under way; the ticket fails."""
+
+    @property
+    def bytes_read(self) -> int: ...
+    @property
+    def bytes_written(self) -> int: ...
+    @property
+    def blocks(self) -> int: ...
+    def close(self) -> None:
+        """End blocks in flight, join the thread and fail what is left. Idempotent."""

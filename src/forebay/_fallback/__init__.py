@@ -8,6 +8,14 @@ from __future__ import annotations
 
 from forebay._fallback.checksum import crc32c
 from forebay._fallback.engines import CopyEngine, CudaEngine, MemcpyEngine, ScriptedEngine
+from forebay._fallback.files import (
+    FileBackend,
+    FileQueue,
+    FileSet,
+    ScriptedBackend,
+    ThreadBackend,
+    UringBackend,
+)
 from forebay._fallback.links import CopyPlan, Link, StagingRing
 from forebay._fallback.memory import convert, join, split
 from forebay._fallback.pool import Hyper, PartState, Pool
@@ -17,14 +25,20 @@ __all__ = [
     "CopyEngine",
     "CopyPlan",
     "CudaEngine",
+    "FileBackend",
+    "FileQueue",
+    "FileSet",
     "Hyper",
     "Link",
     "MemcpyEngine",
     "PartState",
     "Pool",
+    "ScriptedBackend",
     "ScriptedEngine",
     "StagingRing",
+    "ThreadBackend",
     "Ticket",
+    "UringBackend",
     "convert",
     "crc32c",
     "join",
