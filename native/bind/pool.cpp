@@ -45,10 +45,16 @@ void make_part(PartState* self, Address grad, const std::string& grad_dtype,
 TicketHandle update(const PoolHandle& self, const PartState& part, std::vector<Hyper> hypers,
                     std::vector<int> hyper_of_segment, double scale, std::size_t piece_elements,
                     std::optional<std::vector<Address>> grads,
-                    const std::vector<TicketHandle>& after) {
+                    const std::vector<TicketHandle>& after, Address sums,
+                    std::vector<std::string> names) {
     const WithoutGil released;
-    UpdateRequest request{std::move(hypers), std::move(hyper_of_segment), static_cast<float>(scale),
-                          piece_elements, std::move(grads).value_or(std::vector<Address>{})};
+    UpdateRequest request{std::move(hypers),
+                          std::move(hyper_of_segment),
+                          static_cast<float>(scale),
+                          piece_elements,
+                          std::move(grads).value_or(std::vector<Address>{}),
+                          sums,
+                          std::move(names)};
     return {self.it->update(part, std::move(request), tickets_of(after))};
 }
 
@@ -79,6 +85,7 @@ TicketHandle square_sums(const PoolHandle& self, const std::vector<SpanTuple>& s
 
 void bind_pool(nb::module_& module) {
     using namespace nb::literals;
+    module.attr("SUM_ELEMENTS") = kSumElements;
     nb::class_<PartState>(module, "PartState")
         .def("__init__", &make_part, "grad"_a, "grad_dtype"_a, "master_layout"_a, "master"_a,
              "low"_a, "exp_avg"_a, "exp_avg_sq"_a, "out"_a, "out_dtype"_a, "segments"_a,
@@ -105,7 +112,8 @@ void bind_pool(nb::module_& module) {
         .def_prop_ro("kernel_level",
                      [](const PoolHandle& self) { return std::string(self.it->table().level); })
         .def("update", &update, "part"_a, "hypers"_a, "hyper_of_segment"_a, "scale"_a,
-             "piece_elements"_a, "grads"_a = nb::none(), "after"_a = std::vector<TicketHandle>{})
+             "piece_elements"_a, "grads"_a = nb::none(), "after"_a = std::vector<TicketHandle>{},
+             "sums"_a = 0, "names"_a = std::vector<std::string>{})
         .def("fold", &fold, "spans"_a, "src_dtype"_a, "first"_a,
              "after"_a = std::vector<TicketHandle>{})
         .def("square_sums", &square_sums, "spans"_a, "dtype"_a,

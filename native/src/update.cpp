@@ -1,17 +1,20 @@
 #include "forebay/update.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <numeric>
 #include <stdexcept>
 #include <string>
 #include <utility>
+
+#include "forebay/crc32c.h"
 
 namespace forebay {
 namespace {
 
 // 64 Ki elements read and write about 1.8 MB: some 50 microseconds of one core, long against the
 // queue's lock and short against a piece.
-constexpr std::size_t kChunkElements = std::size_t{64} * 1024;
+constexpr std::size_t kChunkElements = kSumElements;
 // Tile of the fused pass. Short enough for a core to overlap the conversions of one tile with the
 // divisions of another: 1024 elements are 1.2 to 1.4 times slower with bf16 gradients.
 constexpr std::size_t kTile = 256;
@@ -69,6 +72,22 @@ void check_segments(const PartState& part, const std::vector<std::size_t>& order
     }
 }
 
+void check_sums(const PartState& part, const UpdateRequest& request) {
+    if (!request.names.empty() && request.names.size() != part.segments.size()) {
+        refuse("names has " + std::to_string(request.names.size()) + " entries for " +
+               std::to_string(part.segments.size()) + " segments");
+    }
+    if (request.sums == 0) {
+        return;
+    }
+    check_address("sums", request.sums, sizeof(std::uint32_t));
+    if (request.piece_elements % kSumElements != 0 && request.piece_elements < part.elements) {
+        refuse("piece_elements is " + std::to_string(request.piece_elements) +
+               ", which must be a multiple of the " + std::to_string(kSumElements) +
+               " elements of a checksum");
+    }
+}
+
 void check_request(const PartState& part, const UpdateRequest& request) {
     const std::size_t segments = part.segments.size();
     if (request.piece_elements == 0) {
@@ -78,6 +97,7 @@ void check_request(const PartState& part, const UpdateRequest& request) {
         refuse("hyper_of_segment has " + std::to_string(request.hyper_of_segment.size()) +
                " entries for " + std::to_string(segments) + " segments");
     }
+    check_sums(part, request);
     if (!request.grads.empty() && request.grads.size() != segments) {
         refuse("grads has " + std::to_string(request.grads.size()) + " addresses for " +
                std::to_string(segments) + " segments");
@@ -124,7 +144,10 @@ void UpdatePass::cut_into_runs() {
             const std::size_t piece = begin / request_.piece_elements;
             const std::size_t piece_left =
                 request_.piece_elements - begin % request_.piece_elements;
-            const std::size_t count = std::min({end - begin, kChunkElements, piece_left});
+            std::size_t count = std::min({end - begin, kChunkElements, piece_left});
+            if (request_.sums != 0) {
+                count = std::min(count, kSumElements - begin % kSumElements);
+            }
             runs_.push_back({index, piece, begin, begin + count});
             begin += count;
         }
@@ -136,8 +159,12 @@ void UpdatePass::cut_into_chunks() {
     std::size_t elements = 0;
     for (std::size_t i = 0; i < runs_.size(); ++i) {
         const std::size_t count = runs_[i].end - runs_[i].begin;
-        const bool joins = !chunks_.empty() && chunks_.back().piece == runs_[i].piece &&
-                           (whole_pieces || elements + count <= kChunkElements);
+        // A chunk of checked state is one block of it.
+        const bool fits = request_.sums != 0 ? i > 0 && runs_[i - 1].begin / kSumElements ==
+                                                            runs_[i].begin / kSumElements
+                                             : elements + count <= kChunkElements;
+        const bool joins =
+            !chunks_.empty() && chunks_.back().piece == runs_[i].piece && (whole_pieces || fits);
         if (joins) {
             chunks_.back().last = i + 1;
             elements += count;
@@ -181,13 +208,78 @@ std::byte* UpdatePass::out_of(const UpdateRun& run) const noexcept {
 }
 
 void UpdatePass::run(const KernelTable& table, const UpdateChunk& chunk) const {
-    for (std::size_t i = chunk.first; i < chunk.last; ++i) {
-        if (part_.master_layout == MasterLayout::split) {
-            run_split(table, runs_[i]);
-        } else {
-            run_whole(table, runs_[i]);
+    if (request_.sums == 0) {
+        for (std::size_t i = chunk.first; i < chunk.last; ++i) {
+            run_one(table, runs_[i]);
         }
+        return;
     }
+    for (std::size_t i = chunk.first; i < chunk.last;) {
+        const std::size_t block = runs_[i].begin / kSumElements;
+        verify(table, block);
+        for (; i < chunk.last && runs_[i].begin / kSumElements == block; ++i) {
+            run_one(table, runs_[i]);
+        }
+        sum_at(block) = sum_of(table, block);
+    }
+}
+
+void UpdatePass::run_one(const KernelTable& table, const UpdateRun& run) const {
+    if (part_.master_layout == MasterLayout::split) {
+        run_split(table, run);
+    } else {
+        run_whole(table, run);
+    }
+}
+
+std::uint32_t& UpdatePass::sum_at(std::size_t block) const noexcept {
+    return reinterpret_cast<std::uint32_t*>(request_.sums)[block];
+}
+
+std::uint32_t UpdatePass::sum_of(const KernelTable& table, std::size_t block) const noexcept {
+    const std::size_t begin = block * kSumElements;
+    const std::size_t count = std::min(kSumElements, part_.elements - begin);
+    std::uint32_t sum = 0;
+    const auto add = [&](Address base, std::size_t item) {
+        sum = crc32c(table.level, reinterpret_cast<const void*>(base + begin * item), count * item,
+                     sum);
+    };
+    if (part_.master_layout == MasterLayout::split) {
+        add(part_.master, 2);
+        add(part_.low, 2);
+    } else {
+        add(part_.master, 4);
+    }
+    add(part_.exp_avg, 4);
+    add(part_.exp_avg_sq, 4);
+    return sum;
+}
+
+void UpdatePass::verify(const KernelTable& table, std::size_t block) const {
+    const std::uint32_t now = sum_of(table, block);
+    const std::uint32_t then = sum_at(block);
+    if (now != then) {
+        char numbers[64];
+        std::snprintf(numbers, sizeof(numbers), "CRC-32C is %08x, and was %08x", now, then);
+        throw std::runtime_error("the state of " + names_in(block) +
+                                 " is not what was written: its " + numbers);
+    }
+}
+
+std::string UpdatePass::names_in(std::size_t block) const {
+    std::string text;
+    std::size_t count = 0;
+    for (const UpdateRun& run : runs_) {
+        if (run.begin / kSumElements != block || request_.names.empty()) {
+            continue;
+        }
+        const std::string& name = request_.names[run.segment];
+        if (count < 3 && text.find(name) == std::string::npos) {
+            text += (text.empty() ? "" : ", ") + name;
+        }
+        ++count;
+    }
+    return text.empty() ? "elements from " + std::to_string(block * kSumElements) + " on" : text;
 }
 
 void UpdatePass::run_whole(const KernelTable& table, const UpdateRun& run) const {

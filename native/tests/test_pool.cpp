@@ -5,6 +5,7 @@
 
 #include "check.h"
 #include "fixtures.h"
+#include "forebay/crc32c.h"
 #include "forebay/pool.h"
 
 namespace forebay::test {
@@ -177,6 +178,68 @@ TEST(an_empty_part_waits_for_its_predecessors) {
     CHECK(!ticket->wait_for(Ticket::Until::done, std::chrono::milliseconds(5)));
     gate->finish();
     wait(ticket);
+}
+
+std::uint32_t sum_of(const TestPart& part, std::size_t begin) {
+    const std::size_t count = std::min(kSumElements, part.master.size() - begin);
+    std::uint32_t sum = 0;
+    for (const auto* role : {&part.master, &part.exp_avg, &part.exp_avg_sq}) {
+        sum = crc32c("baseline", role->data() + begin, count * sizeof(float), sum);
+    }
+    return sum;
+}
+
+std::vector<std::uint32_t> sums_of(const TestPart& part) {
+    std::vector<std::uint32_t> sums;
+    for (std::size_t begin = 0; begin < part.master.size(); begin += kSumElements) {
+        sums.push_back(sum_of(part, begin));
+    }
+    return sums;
+}
+
+TEST(checked_updates_compare_and_sum) {
+    const std::size_t elements = 5 * kSumElements + 77;
+    for (const KernelTable* table : all_levels()) {
+        for (const std::size_t piece : {2 * kSumElements, 2 * elements}) {
+            TestPart plain(elements);
+            TestPart checked(elements);
+            std::vector<std::uint32_t> sums = sums_of(checked);
+            UpdateRequest request = TestPart::request(piece);
+            request.sums = address_of(sums.data());
+            Pool pool(*table, 3, {});
+            wait(pool.update(plain.state(), TestPart::request(piece), {}));
+            wait(pool.update(checked.state(), request, {}));
+            CHECK(same(plain.master, checked.master));
+            CHECK(sums == sums_of(checked));
+        }
+    }
+}
+
+TEST(checked_updates_stop_at_a_flipped_bit) {
+    const std::size_t elements = 3 * kSumElements;
+    TestPart part(elements);
+    std::vector<std::uint32_t> sums = sums_of(part);
+    auto* bytes = reinterpret_cast<unsigned char*>(part.exp_avg.data() + 2 * kSumElements + 5);
+    *bytes ^= 0x10;
+    const std::vector<float> before = part.master;
+    UpdateRequest request = TestPart::request(elements);
+    request.sums = address_of(sums.data());
+    PartState state = part.state();
+    state.segments = {{0, 100}, {2 * kSumElements, 50}};
+    request.hyper_of_segment = {0, 0};
+    request.names = {"first", "second"};
+    Pool pool(kernel_table(""), 1, {});
+    bool refused = false;
+    try {
+        wait(pool.update(state, request, {}));
+    } catch (const std::runtime_error& error) {
+        refused = std::string(error.what()).find("state of second is not what was written") !=
+                  std::string::npos;
+    }
+    CHECK(refused);
+    for (std::size_t i = 2 * kSumElements; i < elements; ++i) {
+        CHECK(same(before[i], part.master[i]));
+    }
 }
 
 }  // namespace

@@ -142,6 +142,8 @@ class PartState:
     @property
     def elements(self) -> int: ...
 
+SUM_ELEMENTS: int
+
 class Pool:
     """Worker threads, bound to `cpus` as well as the system allows; see `pinning_error`."""
 
@@ -161,8 +163,15 @@ class Pool:
         piece_elements: int,
         grads: Sequence[int] | None = None,
         after: Sequence[Ticket] = ...,
+        sums: int = 0,
+        names: Sequence[str] = ...,
     ) -> Ticket:
-        """One Adam step over the present segments (hyper -1: absent); pieces of the part."""
+        """One Adam step over the present segments (hyper -1: absent); pieces of the part.
+
+        `sums` is the address of a uint32 for every `SUM_ELEMENTS` elements, the CRC-32C of what
+        master (high, low), exp_avg and exp_avg_sq hold there. A block that differs fails the update
+        before a bit of it changes and names its segments by `names`; new sums replace the old.
+        """
 
     def fold(
         self,

@@ -3,12 +3,18 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <string>
 #include <vector>
 
 #include "forebay/kernels.h"
 #include "forebay/types.h"
 
 namespace forebay {
+
+// Elements that one checksum of state covers, master and both moments: 768 KiB, which is still in a
+// core's cache when the update has passed over it. Also the size of an update's chunk.
+constexpr std::size_t kSumElements = std::size_t{64} * 1024;
 
 // Everything of one update that the caller chooses beside the part itself.
 struct UpdateRequest {
@@ -19,6 +25,11 @@ struct UpdateRequest {
     std::size_t piece_elements = 0;
     // Address of each segment's own gradient (its first element); empty: the part's.
     std::vector<Address> grads;
+    // uint32 per kSumElements of the part, the CRC-32C of what master (high, low) and both moments
+    // hold there; 0: none. A block is compared before a bit of it changes, a difference fails the
+    // update, and the sum of its new bytes takes the old one's place.
+    Address sums = 0;
+    std::vector<std::string> names;  // of the segments, for that failure's text; may be empty
 };
 
 // Consecutive elements of one segment inside one piece.
@@ -54,11 +65,16 @@ public:
 private:
     void cut_into_runs();
     void cut_into_chunks();
+    void run_one(const KernelTable& table, const UpdateRun& run) const;
     void run_whole(const KernelTable& table, const UpdateRun& run) const;
     void run_split(const KernelTable& table, const UpdateRun& run) const;
     const std::byte* gradient_of(const UpdateRun& run) const noexcept;
     std::byte* out_of(const UpdateRun& run) const noexcept;
     bool narrows_in_place() const noexcept;
+    std::uint32_t sum_of(const KernelTable& table, std::size_t block) const noexcept;
+    std::uint32_t& sum_at(std::size_t block) const noexcept;
+    void verify(const KernelTable& table, std::size_t block) const;
+    std::string names_in(std::size_t block) const;
 
     PartState part_;
     UpdateRequest request_;

@@ -19,9 +19,11 @@ from forebay._fallback.files import (
 from forebay._fallback.links import CopyPlan, Link, StagingRing
 from forebay._fallback.memory import convert, join, split
 from forebay._fallback.pool import Hyper, PartState, Pool
+from forebay._fallback.sums import SUM_ELEMENTS
 from forebay._fallback.tickets import Ticket
 
 __all__ = [
+    "SUM_ELEMENTS",
     "CopyEngine",
     "CopyPlan",
     "CudaEngine",

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from forebay._fallback import memory
+from forebay._fallback.sums import StateSums
 from forebay._fallback.tickets import Ticket
 
 if TYPE_CHECKING:
@@ -107,20 +108,26 @@ class Pool:
         piece_elements: int,
         grads: Sequence[int] | None = None,
         after: Sequence[Ticket] = (),
+        sums: int = 0,
+        names: Sequence[str] = (),
     ) -> Ticket:
         """One Adam step over the present segments."""
         self._check_open()
         _check(part, hypers, hyper_of_segment, piece_elements, grads)
+        checks = StateSums(part, address=sums, names=names, piece_elements=piece_elements)
+        blocks = checks.blocks([i for i, hyper in enumerate(hyper_of_segment) if hyper >= 0])
         runs = list(_runs(part, hyper_of_segment, piece_elements))
         factor = _float32(scale)
 
         def work() -> None:
+            checks.verify(blocks)
             for run in runs:
                 offset = run.begin - part.segments[run.segment][0]
                 base = part.grad + run.begin * part.grad_item
                 if grads:
                     base = grads[run.segment] + offset * part.grad_item
                 _update_run(part, run, hypers[hyper_of_segment[run.segment]], factor, base)
+            checks.seal(blocks)
 
         return Ticket.of(-(-part.elements // piece_elements), after=after, work=work)
 
