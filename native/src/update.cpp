@@ -220,7 +220,7 @@ void UpdatePass::run(const KernelTable& table, const UpdateChunk& chunk) const {
         for (; i < chunk.last && runs_[i].begin / kSumElements == block; ++i) {
             run_one(table, runs_[i]);
         }
-        sum_at(block) = sum_of(table, block);
+        seal(table, block);
     }
 }
 
@@ -232,37 +232,42 @@ void UpdatePass::run_one(const KernelTable& table, const UpdateRun& run) const {
     }
 }
 
-std::uint32_t& UpdatePass::sum_at(std::size_t block) const noexcept {
-    return reinterpret_cast<std::uint32_t*>(request_.sums)[block];
+std::uint32_t& UpdatePass::sum_at(std::size_t block, std::size_t role) const noexcept {
+    return reinterpret_cast<std::uint32_t*>(request_.sums)[block * kSummedRoles + role];
 }
 
-std::uint32_t UpdatePass::sum_of(const KernelTable& table, std::size_t block) const noexcept {
+std::uint32_t UpdatePass::sum_of(const KernelTable& table, std::size_t block,
+                                 std::size_t role) const noexcept {
     const std::size_t begin = block * kSumElements;
     const std::size_t count = std::min(kSumElements, part_.elements - begin);
-    std::uint32_t sum = 0;
-    const auto add = [&](Address base, std::size_t item) {
-        sum = crc32c(table.level, reinterpret_cast<const void*>(base + begin * item), count * item,
-                     sum);
+    const auto sum = [&](Address base, std::size_t item, std::uint32_t seed) {
+        const auto* bytes = reinterpret_cast<const void*>(base + begin * item);
+        return crc32c(table.level, bytes, count * item, seed);
     };
-    if (part_.master_layout == MasterLayout::split) {
-        add(part_.master, 2);
-        add(part_.low, 2);
-    } else {
-        add(part_.master, 4);
+    if (role == 0 && part_.master_layout == MasterLayout::split) {
+        return sum(part_.low, 2, sum(part_.master, 2, 0));
     }
-    add(part_.exp_avg, 4);
-    add(part_.exp_avg_sq, 4);
-    return sum;
+    const Address bases[kSummedRoles] = {part_.master, part_.exp_avg, part_.exp_avg_sq};
+    return sum(bases[role], 4, 0);
 }
 
 void UpdatePass::verify(const KernelTable& table, std::size_t block) const {
-    const std::uint32_t now = sum_of(table, block);
-    const std::uint32_t then = sum_at(block);
-    if (now != then) {
-        char numbers[64];
-        std::snprintf(numbers, sizeof(numbers), "CRC-32C is %08x, and was %08x", now, then);
-        throw std::runtime_error("the state of " + names_in(block) +
-                                 " is not what was written: its " + numbers);
+    for (std::size_t role = 0; role < kSummedRoles; ++role) {
+        const std::uint32_t now = sum_of(table, block, role);
+        const std::uint32_t then = sum_at(block, role);
+        if (now != then) {
+            const char* names[kSummedRoles] = {"master", "exp_avg", "exp_avg_sq"};
+            char numbers[64];
+            std::snprintf(numbers, sizeof(numbers), "CRC-32C is %08x, and was %08x", now, then);
+            throw std::runtime_error(std::string(names[role]) + " of " + names_in(block) +
+                                     " is not what was written: its " + numbers);
+        }
+    }
+}
+
+void UpdatePass::seal(const KernelTable& table, std::size_t block) const {
+    for (std::size_t role = 0; role < kSummedRoles; ++role) {
+        sum_at(block, role) = sum_of(table, block, role);
     }
 }
 

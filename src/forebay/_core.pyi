@@ -168,7 +168,7 @@ class Pool:
     ) -> Ticket:
         """One Adam step over the present segments (hyper -1: absent); pieces of the part.
 
-        `sums` is the address of a uint32 for every `SUM_ELEMENTS` elements, the CRC-32C of what
+        `sums` is the address of three uint32 for every `SUM_ELEMENTS` elements, the CRC-32C of what
         master (high, low), exp_avg and exp_avg_sq hold there. A block that differs fails the update
         before a bit of it changes and names its segments by `names`; new sums replace the old.
         """

@@ -15,12 +15,13 @@ def _sums(core, part):
     sums = []
     for begin in range(0, part.elements, block):
         count = min(block, part.elements - begin)
-        value = 0
-        roles = [part.master, part.low] if part.layout == "split" else [part.master]
-        for role in [*roles, part.exp_avg, part.exp_avg_sq]:
-            here = address(role) + begin * role.itemsize
-            value = core.crc32c(here, count * role.itemsize, value)
-        sums.append(value)
+
+        def one(role, seed=0, begin=begin, count=count):
+            return core.crc32c(address(role) + begin * role.itemsize, count * role.itemsize, seed)
+
+        master = one(part.master)
+        sums.append(one(part.low, master) if part.layout == "split" else master)
+        sums += [one(part.exp_avg), one(part.exp_avg_sq)]
     return np.array(sums, dtype=np.uint32)
 
 
@@ -33,7 +34,7 @@ def pool(core):
 
 @pytest.mark.parametrize("layout", ["whole", "split"])
 @pytest.mark.parametrize("out", ["none", "over"])
-@pytest.mark.parametrize("elements", [1, 65535, 65536, 65537, 300_001])
+@pytest.mark.parametrize("elements", [1, 65536, 140_001])
 def test_sums_follow_the_state_and_change_no_bit(core, pool, layout, out, elements):
     if layout == "split" and out == "over":
         pytest.skip("a split master is its own weight")
@@ -71,7 +72,8 @@ def test_one_flipped_bit_stops_the_update_and_names_the_segment(core, pool, role
     getattr(part, role).view(np.uint8)[-3] ^= 1
     before = (part.exp_avg[2 * block :].copy(), part.master[2 * block :].copy())
     ticket = part.update(core, pool, sums=address(sums), names=["first", "second"])
-    with pytest.raises(RuntimeError, match="state of second is not what was written: its CRC-32C"):
+    named = "master" if role == "low" else role
+    with pytest.raises(RuntimeError, match=f"{named} of second is not what was written: its CRC"):
         ticket.wait(30)
     assert np.array_equal(before[0], part.exp_avg[2 * block :])
     assert np.array_equal(before[1], part.master[2 * block :])

@@ -12,9 +12,10 @@
 
 namespace forebay {
 
-// Elements that one checksum of state covers, master and both moments: 768 KiB, which is still in a
-// core's cache when the update has passed over it. Also the size of an update's chunk.
+// Elements that one checksum of a role of state covers: the 768 KiB of all three are still in a
+// core's cache when the update has passed over them. Also the size of an update's chunk.
 constexpr std::size_t kSumElements = std::size_t{64} * 1024;
+constexpr std::size_t kSummedRoles = 3;  // master (high, then low), first and second moment
 
 // Everything of one update that the caller chooses beside the part itself.
 struct UpdateRequest {
@@ -25,9 +26,9 @@ struct UpdateRequest {
     std::size_t piece_elements = 0;
     // Address of each segment's own gradient (its first element); empty: the part's.
     std::vector<Address> grads;
-    // uint32 per kSumElements of the part, the CRC-32C of what master (high, low) and both moments
-    // hold there; 0: none. A block is compared before a bit of it changes, a difference fails the
-    // update, and the sum of its new bytes takes the old one's place.
+    // kSummedRoles uint32 for every kSumElements of the part, the CRC-32C of what each role holds
+    // there; 0: none. A block is compared before a bit of it changes, a difference fails the
+    // update, and the sums of its new bytes take the old ones' place.
     Address sums = 0;
     std::vector<std::string> names;  // of the segments, for that failure's text; may be empty
 };
@@ -71,9 +72,11 @@ private:
     const std::byte* gradient_of(const UpdateRun& run) const noexcept;
     std::byte* out_of(const UpdateRun& run) const noexcept;
     bool narrows_in_place() const noexcept;
-    std::uint32_t sum_of(const KernelTable& table, std::size_t block) const noexcept;
-    std::uint32_t& sum_at(std::size_t block) const noexcept;
+    std::uint32_t sum_of(const KernelTable& table, std::size_t block,
+                         std::size_t role) const noexcept;
+    std::uint32_t& sum_at(std::size_t block, std::size_t role) const noexcept;
     void verify(const KernelTable& table, std::size_t block) const;
+    void seal(const KernelTable& table, std::size_t block) const;
     std::string names_in(std::size_t block) const;
 
     PartState part_;

@@ -1,4 +1,4 @@
-"""Checksums of state: one CRC-32C for master and both moments of every `SUM_ELEMENTS` elements."""
+"""Checksums of state: a CRC-32C for each role of every `SUM_ELEMENTS` elements."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["SUM_ELEMENTS", "StateSums"]
 
 SUM_ELEMENTS = 64 * 1024
+_ROLES = ("master", "exp_avg", "exp_avg_sq")
 
 
 class StateSums:
@@ -48,18 +49,16 @@ class StateSums:
                 f"piece_elements is {piece_elements}, which must be a multiple of the "
                 f"{SUM_ELEMENTS} elements of a checksum"
             )
-        self._sums = memory.view(address, dtype=torch.int32, elements=self._blocks)
+        self._sums = memory.view(address, dtype=torch.int32, elements=self._blocks * len(_ROLES))
 
-    def _sum(self, block: int) -> int:
+    def _sum(self, block: int, role: str) -> int:
         part = self._part
         begin = block * SUM_ELEMENTS
         count = min(SUM_ELEMENTS, part.elements - begin)
-        split = part.master_layout == "split"
-        roles = [(part.master, 2), (part.low, 2)] if split else [(part.master, 4)]
-        value = 0
-        for base, item in [*roles, (part.exp_avg, 4), (part.exp_avg_sq, 4)]:
-            value = crc32c(base + begin * item, count * item, value)
-        return value
+        if role == "master" and part.master_layout == "split":
+            high = crc32c(part.master + 2 * begin, 2 * count)
+            return crc32c(part.low + 2 * begin, 2 * count, high)
+        return crc32c(int(getattr(part, role)) + 4 * begin, 4 * count)
 
     def blocks(self, segments: Sequence[int]) -> list[int]:
         """The blocks that hold elements of these segments."""
@@ -72,20 +71,24 @@ class StateSums:
         return sorted(touched)
 
     def verify(self, blocks: Sequence[int]) -> None:
-        """Raise RuntimeError when a block is not what its sum says."""
+        """Raise RuntimeError when a block is not what its sums say."""
         for block in blocks:
-            now, then = self._sum(block), int(self._sums[block]) & 0xFFFFFFFF
-            if now != then:
-                raise RuntimeError(
-                    f"the state of {self._names_in(block)} is not what was written: its CRC-32C is "
-                    f"{now:08x}, and was {then:08x}"
-                )
+            for index, role in enumerate(_ROLES):
+                now = self._sum(block, role)
+                then = int(self._sums[block * len(_ROLES) + index]) & 0xFFFFFFFF
+                if now != then:
+                    raise RuntimeError(
+                        f"{role} of {self._names_in(block)} is not what was written: its CRC-32C "
+                        f"is {now:08x}, and was {then:08x}"
+                    )
 
     def seal(self, blocks: Sequence[int]) -> None:
         """Sum what blocks hold now."""
         for block in blocks:
-            value = self._sum(block)
-            self._sums[block] = value - (1 << 32) if value >> 31 else value
+            for index, role in enumerate(_ROLES):
+                value = self._sum(block, role)
+                signed = value - (1 << 32) if value >> 31 else value
+                self._sums[block * len(_ROLES) + index] = signed
 
     def _names_in(self, block: int) -> str:
         begin, end = block * SUM_ELEMENTS, (block + 1) * SUM_ELEMENTS
