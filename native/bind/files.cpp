@@ -22,9 +22,7 @@ TicketHandle transfer(const FileQueueHandle& self, FileAction action, const File
     return {self.it->transfer(action, files.it, std::move(list), std::move(order))};
 }
 
-}  // namespace
-
-void bind_files(nb::module_& module) {
+void bind_backends(nb::module_& module) {
     using namespace nb::literals;
     nb::class_<FileBackendHandle>(module, "FileBackend");
     nb::class_<ThreadBackendHandle, FileBackendHandle>(module, "ThreadBackend")
@@ -53,6 +51,10 @@ void bind_files(nb::module_& module) {
             },
             "inner"_a, "seed"_a = 0, "max_delay_us"_a = 0, "fail_at"_a = -1, "fail_errno"_a = 5,
             "short_at"_a = -1, "short_bytes"_a = 0);
+}
+
+void bind_set(nb::module_& module) {
+    using namespace nb::literals;
     nb::class_<FileSetHandle>(module, "FileSet")
         .def(
             "__init__",
@@ -63,6 +65,10 @@ void bind_files(nb::module_& module) {
             },
             "descriptors"_a, "names"_a, "stripe_bytes"_a)
         .def_prop_ro("files", [](const FileSetHandle& self) { return self.it->files(); });
+}
+
+void bind_queue(nb::module_& module) {
+    using namespace nb::literals;
     nb::class_<FileQueueHandle>(module, "FileQueue")
         .def(
             "__init__",
@@ -108,6 +114,14 @@ void bind_files(nb::module_& module) {
         .def(
             "close", [](const FileQueueHandle& self) { self.it->close(); },
             nb::call_guard<WithoutGil>());
+}
+
+}  // namespace
+
+void bind_files(nb::module_& module) {
+    bind_backends(module);
+    bind_set(module);
+    bind_queue(module);
 }
 
 }  // namespace forebay::bind
