@@ -9,6 +9,7 @@
     |-- PendingWeightError (RuntimeError) a weight was read while its new value was on its way
     |-- EngineClosedError (RuntimeError)  the engine is closed, by the user or by a failure
     |-- TransferError (also OSError)      a copy, disk access or worker failed during an update
+    |-- RankError (also RuntimeError)     a rank is gone, has failed, or does something else
     `-- CheckpointError (also ValueError) a checkpoint cannot be written, is missing, incomplete or
                                           not what it says
 
@@ -28,6 +29,7 @@ __all__ = [
     "ForebayWarning",
     "GradientError",
     "PendingWeightError",
+    "RankError",
     "TransferError",
     "UnsupportedError",
 ]
@@ -76,6 +78,10 @@ class TransferError(ForebayError, OSError):
 
     def __str__(self) -> str:
         return self.message if self.hint is None else f"{self.message}\nhint: {self.hint}"
+
+
+class RankError(ForebayError, RuntimeError):
+    """Another rank is gone, has failed, or does something else than this one."""
 
 
 class CheckpointError(ForebayError, ValueError):

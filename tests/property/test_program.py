@@ -9,7 +9,12 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay.model.layout import ALIGNMENT_ELEMENTS, ITEM_BYTES, layout_unit
+from forebay.model.layout import (
+    ALIGNMENT_ELEMENTS,
+    ITEM_BYTES,
+    SHARDED_ALIGNMENT_ELEMENTS,
+    layout_unit,
+)
 from forebay.model.spec import ParamSpec
 from forebay.plan import (
     Accumulation,
@@ -194,30 +199,42 @@ def test_layouts_lose_and_share_nothing(params, world_size):
     assert sorted(slot.index for slot in slots) == [param.index for param in params]
     by_index = {param.index: param for param in params}
     assert layout.parameter_elements == sum(param.elements for param in params)
+    alignment = ALIGNMENT_ELEMENTS if world_size == 1 else SHARDED_ALIGNMENT_ELEMENTS
     for part in layout.parts:
-        assert part.elements % (ALIGNMENT_ELEMENTS * world_size) == 0
+        assert part.elements % (alignment * world_size) == 0
         end = 0
         for slot in part.slots:
             param = by_index[slot.index]
             assert (slot.shape, slot.elements) == (param.shape, param.elements)
             assert part.dtype == param.dtype
-            assert slot.offset % ALIGNMENT_ELEMENTS == 0
+            assert slot.offset % alignment == 0
             assert slot.offset * ITEM_BYTES[part.dtype] % 512 == 0
             assert slot.offset >= end
-            assert slot.offset - end < ALIGNMENT_ELEMENTS
+            assert slot.offset - end < alignment
             end = slot.end
-        assert end <= part.elements < end + ALIGNMENT_ELEMENTS * (world_size + 1)
+        assert end <= part.elements < end + alignment * (world_size + 1)
         shards = [part.shard(rank) for rank in range(world_size)]
         assert shards[0][0] == 0
         assert shards[-1][1] == part.elements
         assert all(a[1] == b[0] for a, b in pairwise(shards))
         assert len({stop - start for start, stop in shards}) == 1
+        for slot in part.slots:
+            pieces = [shard.segment(slot) for shard in shards]
+            held = [piece for piece in pieces if piece.elements]
+            assert sum(piece.elements for piece in held) == slot.elements
+            assert [piece.start for piece in held] == [
+                sum(piece.elements for piece in held[:n]) for n in range(len(held))
+            ]
+            for shard, piece in zip(shards, pieces, strict=True):
+                assert 0 <= piece.offset <= piece.end <= shard.elements
+                if piece.elements:
+                    assert shard.start + piece.offset == slot.offset + piece.start
 
 
 @settings(max_examples=50, deadline=None)
 @given(_params(max_size=6), st.integers(2, 8))
 def test_offsets_do_not_depend_on_the_number_of_shards(params, world_size):
-    alone = layout_unit("u", index=0, params=params)
+    alone = layout_unit("u", index=0, params=params, world_size=2)
     among = layout_unit("u", index=0, params=params, world_size=world_size)
     for one, many in zip(alone.parts, among.parts, strict=True):
         assert one.slots == many.slots

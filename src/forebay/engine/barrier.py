@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from forebay.engine.unit import Unit, WeightState
-from forebay.errors import EngineClosedError, TransferError
+from forebay.errors import EngineClosedError, RankError, TransferError
 from forebay.links.observer import Moment
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Barrier:
         try:
             with self._lanes.waiting(f"weights of {unit.name}"):
                 unit.make_ready(self._lanes.accelerator, self._nans)
-        except TransferError as error:
+        except (TransferError, RankError) as error:
             self.fail(str(error))
             raise
 

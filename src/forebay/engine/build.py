@@ -65,7 +65,8 @@ def accumulation_for(options: EngineOptions) -> Accumulation:
     """How addends are summed under these options."""
     if options.backwards is None or options.backwards == 1:
         return Accumulation.SINGLE
-    if options.sum_place is SumPlace.DEVICE:
+    # Over ranks a sum is made where the slices of the others arrive.
+    if options.sum_place is SumPlace.DEVICE or options.sharding.size > 1:
         return Accumulation.DEVICE_SUM
     return Accumulation.HOST_SUM
 
@@ -91,7 +92,9 @@ def place(spec: ModelSpec, *, options: EngineOptions, device: torch.device) -> P
     places = _update_places(spec, options, device)
     units = tuple(
         UnitPlacement(
-            layout=layout_unit(unit.name, index=index, params=unit.params),
+            layout=layout_unit(
+                unit.name, index=index, params=unit.params, world_size=options.sharding.size
+            ),
             update=place,
             weights=WeightPlace.DEVICE if place is UpdatePlace.DEVICE else options.weights,
         )
@@ -103,6 +106,7 @@ def place(spec: ModelSpec, *, options: EngineOptions, device: torch.device) -> P
         backwards_per_update=options.backwards or 1,
         bf16_master=options.bf16_master,
         piece_elements=options.piece_elements,
+        sharding=options.sharding,
     )
     page = mmap.PAGESIZE if device.type == "cpu" else 1
     pool = pool_bytes(

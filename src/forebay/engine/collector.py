@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from torch.utils.hooks import RemovableHandle
 
+    from forebay.engine.departure import Departure
     from forebay.engine.engine import Engine
     from forebay.engine.executor import Executor
     from forebay.engine.record import ParamRecord
@@ -86,6 +87,7 @@ class Collector:
     Args:
         units: Every unit by index.
         executor: Carries out what a complete gradient starts.
+        departure: Decides when it starts, and agrees with other ranks on it.
         expected: Backwards per update as far as known.
 
     Attributes:
@@ -98,12 +100,14 @@ class Collector:
         units: Sequence[Unit],
         *,
         executor: Executor,
+        departure: Departure,
         program: Program,
         expected: int,
     ) -> None:
         self.units = units
         self.records = [record for unit in units for record in unit.records]
         self._executor = executor
+        self.departure = departure
         self.program = program
         self.window = Window(
             expected=expected,
@@ -210,8 +214,10 @@ class Collector:
     def _accept(self, record: ParamRecord, addend: torch.Tensor) -> None:
         unit = self.units[record.unit]
         record.firings += 1
-        if record.state is GradientState.LANDED and (unit.departed or not unit.sums_on_host):
-            self._executor.gradients.fold_late(unit, record, addend)
+        alone = self.departure.ranks == 1
+        late = record.state is GradientState.LANDED
+        if alone and late and (unit.departed or not unit.sums_on_host):
+            self._executor.local.fold_late(unit, record, addend)
         else:
             record.zeroed = False
             record.addends.append(addend)
@@ -228,12 +234,13 @@ class Collector:
                     self._depart(unit)
 
     def _leaves_now(self, unit: Unit) -> bool:
-        return self.window.is_last or unit.sums_on_host
+        every = self.departure.leaves_every_backward or unit.sums_on_host
+        return self.window.is_last or every
 
     def _depart(self, unit: Unit, *, last: bool | None = None) -> None:
         unit.departed = True
         is_last = self.window.is_last if last is None else last
-        self._executor.gradient_complete(self.program, unit, last=is_last)
+        self.departure.complete(self.program, unit, last=is_last)
 
     def _open_backward(self) -> None:
         self._executor.mark(Moment.BACKWARD_BEGIN)
@@ -257,7 +264,8 @@ class Collector:
         self.window.bury_dead()
         held = [record for record in self.records if record.state is not GradientState.ABSENT]
         cleared = all(record.param.grad is not record.standin for record in held)
-        if self.window.spoiled and held and cleared:
+        begun = self.window.spoiled or self.departure.is_spread
+        if begun and held and cleared:
             boundary = self.window.boundary
             self.new_window()
             self.window.boundary = boundary
@@ -270,6 +278,7 @@ class Collector:
             unit.remaining = sum(1 for record in unit.records if record.expected)
         for record in self.records:
             record.firings = 0
+        self.departure.begin(self.window)
         if self.window.is_last:
             self._executor.last_backward_begins(self.program)
 
@@ -278,8 +287,9 @@ class Collector:
         for record in self.records:
             record.expected = record.firings
         for unit in self.units:
-            if self._leaves_now(unit) and _has_more(unit):
+            if self._leaves_now(unit) and self.departure.has_more(unit):
                 self._depart(unit)
+        self.departure.end(self.program, last=self.window.is_last)
 
     def seal(self) -> None:
         """End the window: read the truth from every `p.grad` and send the rest on its way.
@@ -291,9 +301,10 @@ class Collector:
         self.window.seal()
         for record in self.records:
             self._take_truth(record)
-        for unit in self.units:
-            if _has_more(unit):
-                self._depart(unit, last=True)
+        more = [unit for unit in self.units if self.departure.has_more(unit)]
+        for unit in more:
+            unit.departed = True
+        self.departure.seal(self, more)
 
     def _take_truth(self, record: ParamRecord) -> None:
         grad = record.param.grad
@@ -302,6 +313,7 @@ class Collector:
                 record.discard()
         elif grad is not record.standin:
             self._refuse(record, grad)
+            record.refuse_given("replaced")
             record.discard()
             # a copy: the user may write into that tensor while it is still on its way
             record.addends.append(grad.detach().clone().contiguous())
@@ -342,11 +354,5 @@ class Collector:
         self.window.reset()
         for unit in self.units:
             unit.departed = False
+        self.departure.discard()
         self._executor.discard()
-
-
-def _has_more(unit: Unit) -> bool:
-    """Whether some gradient of the unit has not been sent (or its norm not been taken) yet."""
-    if unit.updates_on_device:
-        return not unit.departed and any(r.state is GradientState.OPEN for r in unit.records)
-    return any(r.state is GradientState.OPEN or r.addends for r in unit.records)

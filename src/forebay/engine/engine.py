@@ -6,7 +6,6 @@ It composes; each part does its own work. Both public faces (`forebay.offload` a
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -29,9 +28,11 @@ from forebay.engine.build import (
 from forebay.engine.collector import Collector
 from forebay.engine.executor import Executor
 from forebay.engine.hooks import HookActions, ModuleHooks
+from forebay.engine.learned_sums import LearnedSums
 from forebay.engine.masters import refresh_master
 from forebay.engine.options import EngineOptions, Timing
 from forebay.engine.part import PartMemory
+from forebay.engine.ranks import connect_ranks
 from forebay.engine.refusals import refuse_mixed_directions, refuse_strangers, refuse_taken
 from forebay.engine.room import DeviceRoom
 from forebay.engine.step import StepOutcome, Stepper
@@ -39,9 +40,8 @@ from forebay.engine.streamer import Streamer
 from forebay.engine.streaming import Streaming
 from forebay.engine.unit import NanSource
 from forebay.errors import (
-    BudgetError,
     ForebayError,
-    ForebayWarning,
+    RankError,
     TransferError,
 )
 from forebay.hardware.limits import SwapWatch
@@ -100,8 +100,7 @@ class Engine:
         self.groups = groups
         self.clip_norm = options.clip_norm
         self.skipped_steps = 0
-        # Backwards per update whose sums do not fit; they are made one by one, or refused.
-        self._too_many = 0
+        self._learned = LearnedSums()
         self.last_outcome: StepOutcome | None = None
         self._swap = SwapWatch()
         for group in groups:
@@ -112,6 +111,7 @@ class Engine:
         self._connect(rule)
         # Native lanes must stop before the memory that they copy is collected.
         weakref.finalize(self, self.lanes.close)
+        weakref.finalize(self, self.ranks.close)
         self._hooks = ModuleHooks(
             model,
             units=self.units,
@@ -196,9 +196,18 @@ class Engine:
             piece_elements=self.placement.piece_elements,
         )
         self._order: tuple[int, ...] = tuple(range(len(self.units)))
+        self.ranks = connect_ranks(
+            self.units,
+            executor=self._executor,
+            nans=self._nans,
+            placement=self.placement,
+            options=options,
+            on_order=self._follow,
+        )
         self.collector = Collector(
             self.units,
             executor=self._executor,
+            departure=self.ranks.departure,
             program=build_program(self.placement, order=self._order),
             expected=self.placement.backwards_per_update,
         )
@@ -249,14 +258,12 @@ class Engine:
         self._hooks.learn()
         refuse_strangers(self.groups, known=self._by_param)
         self.streaming.take_over()
-        if self._hooks.order != self._order:
-            self._order = self._hooks.order
-            self.collector.program = build_program(self.placement, order=self._order)
+        self.ranks.departure.ran(self._hooks.order)
         outcome = self._update_or_skip(divisor)
         self._room.observe()
         self.last_outcome = outcome
         self.skipped_steps += not outcome.applied
-        self._plan_learned_sums()
+        self._learned.plan(self)
         if self.options.timing is Timing.SYNCHRONOUS:
             self.synchronize()
         else:
@@ -272,11 +279,16 @@ class Engine:
         self.lanes.mark(Moment.STEP_END)
         return outcome
 
+    def _follow(self, order: tuple[int, ...]) -> None:
+        """Units ran in this order; the next forward will need them so."""
+        self._order = order
+        self.collector.program = build_program(self.placement, order=order)
+
     def _update_or_skip(self, divisor: float) -> StepOutcome:
         """Run the stepper; a failure inside the lanes, or in the middle of an update, closes."""
         try:
             return self._stepper.run(self.groups, clip_norm=self.clip_norm, divisor=divisor)
-        except TransferError as error:
+        except (TransferError, RankError) as error:
             self._barrier.fail(str(error))
             raise
         except BaseException as error:
@@ -286,20 +298,6 @@ class Engine:
             if foreign:
                 raise TransferError(f"the step failed: {error}", hint=FAILED_HINT) from error
             raise
-
-    def _plan_learned_sums(self) -> None:
-        learned = self.collector.window.learned
-        if learned <= max(self.placement.backwards_per_update, self._too_many):
-            return
-        try:
-            self.expect_backwards(learned)
-        except BudgetError as error:
-            self._too_many = learned
-            warnings.warn(
-                f"{learned} backwards per update cannot be planned for: {error}",
-                ForebayWarning,
-                stacklevel=4,
-            )
 
     def expect_backwards(self, count: int) -> None:
         """Plan for `count` backwards per update from the next window on; legal between windows.
@@ -378,6 +376,7 @@ class Engine:
             if not self._barrier.shut():
                 return
         finally:
+            self.ranks.close()
             self._hooks.detach()
             self.streaming.detach()
             self.collector.detach()

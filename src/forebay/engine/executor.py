@@ -19,12 +19,16 @@ if TYPE_CHECKING:
 
     from forebay.engine.part import PartStorage
     from forebay.engine.publisher import Publisher
+    from forebay.engine.record import ParamRecord
+    from forebay.engine.shared_gradients import SharedGradients
     from forebay.engine.streamer import StagedPart, Streamer
     from forebay.engine.unit import Unit
     from forebay.links.lanes import Lanes
     from forebay.optim.device_math import DeviceMath
     from forebay.optim.rule import Hyper
     from forebay.plan.program import Op, Program
+
+    Spread = Callable[[Unit, Sequence[ParamRecord], Sequence[Any]], None]
 
 __all__ = ["Executor", "UpdateOrder"]
 
@@ -75,23 +79,38 @@ class Executor:
         self._publisher = publisher
         self._piece = piece_elements
         self.traffic = lanes.traffic
-        self.gradients = GradientPath(lanes=lanes, math=math, traffic=self.traffic)
+        self.device = lanes.accelerator.device
+        self.lanes = lanes
+        self.local = GradientPath(lanes=lanes, math=math, traffic=self.traffic)
+        self.gradients: GradientPath | SharedGradients = self.local
+        # Brings a unit's new weights to all ranks, after those of its own slice.
+        self.spread: Spread | None = None
         self._order: UpdateOrder | None = None
         self._updates: dict[int, list[Any]] = {}
         self._handlers: dict[OpKind, Callable[[Unit], None]] = {
-            OpKind.NORM: self.gradients.norm,
-            OpKind.LAND: self.gradients.land,
-            OpKind.LAND_FOLD: self.gradients.land_fold,
-            OpKind.KEEP: self.gradients.keep,
+            OpKind.GATHER: self._gather,
             OpKind.UPDATE: self._update,
             OpKind.PUBLISH: self._publish,
             OpKind.WRITE_BACK: self._write_back,
         }
+        self.use(self.local)
+
+    def use(self, gradients: GradientPath | SharedGradients) -> None:
+        """Let gradients take this path from now on."""
+        self.gradients = gradients
+        self._handlers |= {
+            OpKind.NORM: gradients.norm,
+            OpKind.LAND: gradients.land,
+            OpKind.LAND_FOLD: gradients.land_fold,
+            OpKind.KEEP: gradients.keep,
+        }
 
     def gradient_complete(self, program: Program, unit: Unit, *, last: bool) -> None:
-        """Run what a unit's complete gradient starts."""
+        """Run what a unit's complete gradient starts; sums over ranks have been made already."""
         for op in program.at(Trigger(TriggerKind.GRADIENT, unit.index)):
-            if op.turn is not (Turn.EARLIER if last else Turn.LAST):
+            if op.kind is not OpKind.REDUCE and op.turn is not (
+                Turn.EARLIER if last else Turn.LAST
+            ):
                 self._run(op, unit)
         self.gradients.catch_up()
         self.traffic[Lane.UP] += self._streamer.pump()
@@ -113,7 +132,12 @@ class Executor:
             if op.unit is not None
         ]
         on_device = {unit.index for _, unit in started if unit.updates_on_device}
-        for op, unit in sorted(started, key=lambda pair: pair[1].index in on_device):
+        gathers = [(op, unit) for op, unit in started if op.kind is OpKind.GATHER]
+        local = [(op, unit) for op, unit in started if op.kind is not OpKind.GATHER]
+        for op, unit in sorted(local, key=lambda pair: pair[1].index in on_device):
+            self._run(op, unit)
+        # In the program's order, whatever was updated where: every rank gathers alike.
+        for op, unit in gathers:
             self._run(op, unit)
         self._streamer.drop()
         self._updates.clear()
@@ -132,6 +156,15 @@ class Executor:
     def _run(self, op: Op, unit: Unit) -> None:
         self._lanes.observer.doing(op.kind, unit.name)
         self._handlers[op.kind](unit)
+
+    def _gather(self, unit: Unit) -> None:
+        order, spread = self._order, self.spread
+        assert order is not None
+        assert spread is not None
+        changed = [record for record in unit.records if record.index in order.hyper_of]
+        arrivals = self._publisher.arrivals.pop(unit.index, [])
+        if changed:
+            spread(unit, changed, arrivals)
 
     def _write_back(self, unit: Unit) -> None:
         if unit.staging is None:
@@ -163,7 +196,7 @@ class Executor:
             self.math.update(
                 _flat_state(part) if staged is None else staged.state(part),
                 grads=[
-                    record.device_value() if index >= 0 else None
+                    self.gradients.final(record) if index >= 0 else None
                     for record, index in zip(records, chosen, strict=True)
                 ],
                 hypers=order.hypers,

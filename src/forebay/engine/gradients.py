@@ -118,6 +118,10 @@ class GradientPath:
         for part in unit.parts:
             self.refresh_high(part)
 
+    def final(self, record: ParamRecord) -> torch.Tensor:
+        """A final gradient on the device."""
+        return record.device_value()
+
     def refresh_high(self, part: PartStorage) -> None:
         """Bring down weights that the device updated last, where the host updates next."""
         if part.high_is_stale:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from forebay.links.observer import NO_OBSERVER
 from forebay.optim.loss_scale import StaticLossScale
-from forebay.plan.placement import SixteenBitMaster, WeightPlace
+from forebay.plan.placement import Sharding, SixteenBitMaster, WeightPlace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from forebay.comm.group import Group
     from forebay.links.fake import FaultScript
     from forebay.links.observer import Observer
     from forebay.model.spec import ModelSpec
@@ -87,6 +88,8 @@ class EngineOptions:
         rates: The machine's bandwidths, for choosing places; None takes typical ones.
         observe: Makes what watches the engine, given its device.
         fault: Scripted delays and faults of the link.
+        group: The ranks that train together; None for this process alone.
+        stage: What is sharded over them; see `forebay.plan.Sharding`.
     """
 
     device: torch.device | str | None = None
@@ -114,3 +117,12 @@ class EngineOptions:
     rates: Rates | None = None
     observe: Callable[[torch.device], Observer] = _nobody
     fault: FaultScript | None = None
+    group: Group | None = None
+    stage: int = 0
+
+    @property
+    def sharding(self) -> Sharding:
+        """How state is spread over the ranks."""
+        if self.group is None:
+            return Sharding()
+        return Sharding(rank=self.group.rank, size=self.group.size, stage=self.stage)

@@ -20,9 +20,10 @@ import torch
 from torch.utils.dlpack import from_dlpack
 
 from forebay.engine.homes import WeightHome
+from forebay.engine.rank_sums import RankSums
 from forebay.model.layout import ITEM_BYTES
 from forebay.optim.master import join, split
-from forebay.plan.placement import Accumulation, MasterLayout, UpdatePlace, WeightPlace
+from forebay.plan.placement import MasterLayout, UpdatePlace, WeightPlace
 from forebay.tiers.device import DeviceArena
 from forebay.tiers.host import HostArena
 from forebay.tiers.ledger import Role
@@ -198,13 +199,14 @@ class PartStorage:
         self.high = self.own_weights if self._state.high is None else self._state.high
         self.gradient_form = (
             GradientForm.NATIVE
-            if placement.accumulation is Accumulation.SINGLE or layout.dtype == "float32"
+            if placement.sends_addends or layout.dtype == "float32"
             else GradientForm.FP32
         )
         self._gradient: HostArena | None = None
         self.spare: HostArena | None = None
         if self.on_host:
             self._gradient = self._gradient_arena(self.gradient_form)
+        self.sums = RankSums()
         # The last operation that touches the gradient's landing place; the next one follows it.
         self.ticket: Any = None
         # Waits for whoever still reads the state; set while a checkpoint is written.

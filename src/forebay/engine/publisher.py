@@ -30,6 +30,10 @@ class Publisher:
         piece_elements: Elements of one piece of an update and of the copy that follows it.
         residency: Where weights that live on the host are on the device for now.
         source: Brings those.
+        is_gathered: Whether what goes up is a slice that is then gathered over ranks.
+
+    Attributes:
+        arrivals: By unit, what such a gathering follows.
     """
 
     def __init__(
@@ -40,12 +44,15 @@ class Publisher:
         piece_elements: int,
         residency: Residency,
         source: HostWeights,
+        is_gathered: bool = False,
     ) -> None:
         self._lanes = lanes
         self._nans = nans
         self._piece = piece_elements
         self._residency = residency
         self._source = source
+        self._is_gathered = is_gathered
+        self.arrivals: dict[int, list[Any]] = {}
 
     def publish(self, unit: Unit, updates: Sequence[Any], changed: Container[int]) -> None:
         """The host updates a unit.
@@ -73,7 +80,9 @@ class Publisher:
             part.ticket = self._lanes.hold(ticket, event)
             arrivals.append(ticket)
             arriving.extend(present)
-        if arriving:
+        if self._is_gathered:
+            self.arrivals[unit.index] = arrivals
+        elif arriving:
             unit.await_weights(arriving, arrivals, self._nans)
 
     def written_back(self, unit: Unit, changed: Container[int]) -> None:

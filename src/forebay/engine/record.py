@@ -65,6 +65,7 @@ class ParamRecord:
         standin: What `p.grad` holds while the gradient is ours; a new one after each discard, so
             that one kept from an earlier window never shows this window's gradient.
         zeroed: The gradient was set to zero and got no addend since.
+        was_given: This rank's gradient is part of a sum over ranks.
         pending: The parameter views NaN until its new weights have arrived.
         away: The NaN that it views while its weights are on the host alone, once there is one.
         master_is_loaded: The master came with a state dict and belongs to weights that may be
@@ -92,6 +93,7 @@ class ParamRecord:
         self.expected = 1
         self.captured: torch.Tensor | None = None
         self.zeroed = False
+        self.was_given = False
         self.pending = False
         self.away: torch.Tensor | None = None
         self.master_is_loaded = False
@@ -134,8 +136,21 @@ class ParamRecord:
             )
         self.captured = addend
 
+    @property
+    def has_local(self) -> bool:
+        """Whether there is a gradient here that has not gone anywhere."""
+        return bool(self.addends) or self.total is not None or self.zeroed
+
+    def give_away(self) -> None:
+        """What was summed here went into a sum over ranks."""
+        self.addends.clear()
+        self.total = None
+        self.zeroed = False
+        self.was_given = True
+
     def zero(self) -> None:
         """The gradient is present with value 0."""
+        self.refuse_given("set to zero")
         self._forget(GradientState.ABSENT)
         self.zeroed = True
         self.move(GradientState.OPEN)
@@ -146,6 +161,7 @@ class ParamRecord:
         Raises:
             GradientError: It was consumed, or its fp32 sum does not fit the parameter's dtype.
         """
+        self.refuse_given("read")
         value = self.exact()
         if value.dtype is not self.param.dtype:
             raise GradientError(
@@ -184,6 +200,16 @@ class ParamRecord:
         for term in terms[1:]:
             value = value.float() + term.to(value.device)
         return value.reshape(self.slot.shape)
+
+    def refuse_given(self, verb: str) -> None:
+        """Raise GradientError where this rank's gradient is part of a sum over ranks."""
+        if self.was_given and self.state is not GradientState.CONSUMED:
+            raise GradientError(
+                f"p.grad of {self.label} cannot be {verb} any more: its sum over the ranks is "
+                "spread over them",
+                hint="use optimizer.last_grad_norm for the norm, clip_norm=... to clip, or "
+                "forebay.utils.safe_get_full_grad(p) on every rank",
+            )
 
     def device_value(self) -> torch.Tensor:
         """Sum what is on the device: one tensor, own dtype if it is a single addend."""
@@ -238,6 +264,9 @@ class ParamRecord:
         self.total = self.arrival = None
         self.captured = None
         self.zeroed = False
+        self.was_given = (
+            self.was_given and state is GradientState.ABSENT and self.part.sums.is_spread
+        )
         self.move(state)
 
 

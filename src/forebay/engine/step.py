@@ -91,6 +91,7 @@ class Stepper:
         self._collector = collector
         self._units = collector.units
         self._executor = executor
+        self._departure = collector.departure
         self._rule = rule
         self._loss_scale = options.loss_scale
         self._overflow = options.overflow
@@ -103,10 +104,10 @@ class Stepper:
 
     def agree(self) -> Agreement:
         """Norm, finiteness and presence of the sealed window."""
-        present = self._collector.present()
         with self._executor.waiting("norm"):
-            sums = self._executor.gradients.square_sums(present)
+            sums = self._departure.square_sums(self._collector.present())
         self._executor.mark(Moment.AGREED)
+        present = [self._collector.records[index] for index in sorted(sums)]
         ordered = [sums[record.index] for record in present]
         bad = next(
             (r.index for r, s in zip(present, ordered, strict=True) if not math.isfinite(s)), None
@@ -136,7 +137,7 @@ class Stepper:
         """
         self._take_over_weights(groups)
         self._collector.seal()
-        self._divisor = divisor * self._loss_scale.value
+        self._divisor = divisor * self._loss_scale.value * self._departure.ranks
         try:
             return self._decide(groups, clip_norm)
         except BaseException as error:
@@ -158,7 +159,7 @@ class Stepper:
     def _decide(self, groups: Sequence[dict[str, object]], clip_norm: float | None) -> StepOutcome:
         agreement = self.agree()
         self._nans.check()
-        present = self._collector.present()
+        present = [self._collector.records[index] for index in sorted(agreement.present)]
         if agreement.first_bad is not None and self._overflow is OverflowCheck.SKIP:
             bad = self._collector.records[agreement.first_bad].label
             self._early_reads.note(finite=False, applied=False, bad=bad)
@@ -172,6 +173,7 @@ class Stepper:
         for record in present:
             record.consume()
         self._executor.gradients.forget()
+        self._departure.window_ended()
         self._collector.window.reset()
         return outcome
 

@@ -72,6 +72,7 @@ class Streaming:
             piece_elements=placement.piece_elements,
             residency=self.residency,
             source=self.source,
+            is_gathered=placement.gathers_weights,
         )
         self._reservation = ledger.reserve(
             Tier.DEVICE, Role.LP_PARAMS, placement.pool_bytes, what="weights that come and go"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from forebay.errors import PendingWeightError, TransferError
+from forebay.errors import PendingWeightError, RankError, TransferError
 from forebay.plan.placement import Accumulation, UpdatePlace, WeightPlace
 
 if TYPE_CHECKING:
@@ -203,6 +203,8 @@ class Unit:
         for ticket in self._arrivals:
             try:
                 accelerator.wait_for(ticket)
+            except RankError:
+                raise
             except RuntimeError as error:
                 raise TransferError(
                     f"the update of unit {self.name} failed: {error}",

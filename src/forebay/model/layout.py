@@ -4,6 +4,8 @@ A *unit* holds one *part* per working dtype. A part is one flat space of element
 same in every role (weight, gradient, master, moments) and on every tier, so that an element has
 one offset wherever it lives. Every parameter starts at a multiple of 256 elements: 512 bytes
 for 2-byte roles and more for 4-byte roles, so that the same kernels are chosen in every layout.
+With several shards it is 4,096, and shards are multiples of it: a shard then never cuts a block of
+the tree that squares are summed by (`forebay.optim.squares`).
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ALIGNMENT_ELEMENTS",
     "ITEM_BYTES",
+    "SHARDED_ALIGNMENT_ELEMENTS",
     "SUM_ITEM_BYTES",
     "ParamSlot",
     "PartLayout",
@@ -31,6 +34,8 @@ __all__ = [
 
 # 512 bytes (the widest alignment that device kernels test for) / 2 bytes of the smallest dtype.
 ALIGNMENT_ELEMENTS = 256
+# `forebay.optim.squares.BLOCK`, which a test compares.
+SHARDED_ALIGNMENT_ELEMENTS = 4096
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 # Several addends are summed in fp32.
@@ -162,12 +167,13 @@ def layout_unit(
         name: The unit's name.
         index: The unit's position in the model.
         params: Its trainable parameters, in model order.
-        world_size: Number of shards; every part is padded to a multiple of it times
-            `ALIGNMENT_ELEMENTS`.
+        world_size: Number of shards; every part is padded to a multiple of it times the
+            alignment of parameters.
 
     Returns:
         A layout with one part per working dtype, in order of first appearance.
     """
+    alignment = ALIGNMENT_ELEMENTS if world_size == 1 else SHARDED_ALIGNMENT_ELEMENTS
     by_dtype: dict[str, list[ParamSpec]] = {}
     for param in params:
         by_dtype.setdefault(param.dtype, []).append(param)
@@ -185,8 +191,8 @@ def layout_unit(
                     elements=elements,
                 )
             )
-            offset += _round_up(elements, ALIGNMENT_ELEMENTS)
-        total = _round_up(offset, ALIGNMENT_ELEMENTS * world_size)
+            offset += _round_up(elements, alignment)
+        total = _round_up(offset, alignment * world_size)
         parts.append(
             PartLayout(dtype=dtype, slots=tuple(slots), elements=total, world_size=world_size)
         )

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["BLOCK", "square_sum", "tree_sum"]
+__all__ = ["BLOCK", "square_blocks", "square_sum", "tree_sum"]
 
 BLOCK = 4096
 
@@ -28,12 +28,17 @@ def square_sum(values: torch.Tensor) -> torch.Tensor:
     Returns:
         A 0-dim float64 tensor on the device of `values`; nothing waits for the device.
     """
+    return tree_sum(square_blocks(values))
+
+
+def square_blocks(values: torch.Tensor) -> torch.Tensor:
+    """The lowest sums of the tree: float64 [blocks] on the device of `values`."""
     flat = values.detach().reshape(-1)
-    sums = []
+    sums = [flat.new_zeros(0, dtype=torch.float64)]
     for start in range(0, flat.numel(), _BLOCKS_AT_ONCE * BLOCK):
         doubles = flat[start : start + _BLOCKS_AT_ONCE * BLOCK].to(torch.float64)
         sums.append(_block_sums(doubles * doubles))
-    return tree_sum(torch.cat(sums)) if sums else flat.new_zeros((), dtype=torch.float64)
+    return torch.cat(sums)
 
 
 def tree_sum(values: torch.Tensor) -> torch.Tensor:

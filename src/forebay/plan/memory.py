@@ -75,7 +75,7 @@ def part_bytes(
     if update is not UpdatePlace.DEVICE:
         sizes["host", "hp_params"] = _rounded(4 * n, page)
         sizes["host", "optim_states"] = _rounded(8 * n, page)
-        if placement.accumulation is Accumulation.SINGLE or part.dtype == "float32":
+        if placement.sends_addends or part.dtype == "float32":
             sizes["host", "lp_grads"] = _rounded(item * n, page)
         else:
             sizes["host", "contiguous_grad_buffer"] = _rounded(SUM_ITEM_BYTES * n, page)
@@ -136,9 +136,13 @@ def backlog_bytes(placement: Placement) -> int:
     Two of the largest units keep the link busy while the next gradient is computed. Beyond that
     a sixteenth of all, at most 1 GiB, evens out units of unequal size.
     """
-    wide = placement.accumulation is Accumulation.DEVICE_SUM
+    wide = placement.accumulation is Accumulation.DEVICE_SUM or placement.sharding.size > 1
     sizes = [
-        sum((SUM_ITEM_BYTES if wide else ITEM_BYTES[part.dtype]) * part.elements for part in parts)
+        sum(
+            (SUM_ITEM_BYTES if wide else ITEM_BYTES[part.dtype])
+            * placement.sharding.state(part).elements
+            for part in parts
+        )
         for parts in (u.layout.parts for u in placement.units if u.update is not UpdatePlace.DEVICE)
     ]
     return max(2 * max(sizes, default=0), min(sum(sizes) // 16, _BACKLOG_BYTES))

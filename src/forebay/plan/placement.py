@@ -131,6 +131,16 @@ class Placement:
     sharding: Sharding = Sharding()
     pool_bytes: int = 0
 
+    @property
+    def gathers_weights(self) -> bool:
+        """Whether a unit's new weights are collected from the ranks after each update."""
+        return self.sharding.size > 1 and self.sharding.stage > 0
+
+    @property
+    def sends_addends(self) -> bool:
+        """Whether a unit's gradient goes to the host as the one addend that it is."""
+        return self.accumulation is Accumulation.SINGLE and self.sharding.size == 1
+
     def streamed_item_bytes(self, dtype: str, *, weights: WeightPlace = WeightPlace.DEVICE) -> int:
         """Bytes per parameter that a streamed unit moves each way; 10 with split masters.
 

@@ -29,11 +29,14 @@ class Lane(Enum):
     DOWN = "down"
     UP = "up"
     HOST = "host"
+    RANKS = "ranks"
 
 
 class OpKind(Enum):
     """What an operation does."""
 
+    REDUCE = "reduce"
+    """Exchange a unit's gradient over the ranks and add up this rank's slice in rank order."""
     NORM = "norm"
     """Sum the squares of a unit's final gradient where it lives."""
     LAND = "land"
@@ -46,6 +49,8 @@ class OpKind(Enum):
     """Update a unit's masters, moments and weights."""
     PUBLISH = "publish"
     """Bring a unit's new weights to the device."""
+    GATHER = "gather"
+    """Collect a unit's new weights from the ranks that updated them."""
     FETCH = "fetch"
     """Bring a streamed unit's state to the device, when there is room."""
     KEEP = "keep"
@@ -174,18 +179,24 @@ class _Builder:
 
 def _gradient_ops(builder: _Builder, unit: UnitPlacement, placement: Placement) -> tuple[int, int]:
     """Add one unit's gradient operations; returns (what AGREE waits for, what UPDATE waits for)."""
+    reduced: tuple[int, ...] = ()
+    if placement.sharding.size > 1:
+        reduced = (builder.add(_reduce(unit, placement)),)
     if unit.update is UpdatePlace.STREAMED:
-        return _streamed_ops(builder, unit, placement)
+        return _streamed_ops(builder, unit, placement, reduced)
     index = unit.layout.index
     trigger = Trigger(TriggerKind.GRADIENT, index)
     if unit.update is UpdatePlace.HOST and placement.accumulation is Accumulation.HOST_SUM:
         folded = builder.add(_fold(unit, placement, Turn.EVERY))
         squares = Op(kind=OpKind.NORM, lane=Lane.HOST, unit=index, after=(folded,), trigger=trigger)
         return builder.add(squares), folded
-    norm = builder.add(Op(kind=OpKind.NORM, lane=Lane.COMPUTE, unit=index, trigger=trigger))
+    norm = builder.add(
+        Op(kind=OpKind.NORM, lane=Lane.COMPUTE, unit=index, trigger=trigger, after=reduced)
+    )
     if unit.update is UpdatePlace.DEVICE:
         return norm, norm
-    item = SUM_ITEM_BYTES if placement.accumulation is Accumulation.DEVICE_SUM else None
+    summed = placement.accumulation is Accumulation.DEVICE_SUM or placement.sharding.size > 1
+    item = SUM_ITEM_BYTES if summed else None
     land = Op(
         kind=OpKind.LAND,
         lane=Lane.DOWN,
@@ -197,7 +208,9 @@ def _gradient_ops(builder: _Builder, unit: UnitPlacement, placement: Placement) 
     return norm, builder.add(land)
 
 
-def _streamed_ops(builder: _Builder, unit: UnitPlacement, placement: Placement) -> tuple[int, int]:
+def _streamed_ops(
+    builder: _Builder, unit: UnitPlacement, placement: Placement, reduced: tuple[int, ...]
+) -> tuple[int, int]:
     """As `_gradient_ops`: earlier backwards are summed on the host, and the sum comes up."""
     index = unit.layout.index
     trigger = Trigger(TriggerKind.GRADIENT, index)
@@ -214,7 +227,7 @@ def _streamed_ops(builder: _Builder, unit: UnitPlacement, placement: Placement) 
     )
     fetched = builder.add(fetch)
     keep = Op(kind=OpKind.KEEP, lane=Lane.COMPUTE, unit=index, trigger=trigger)
-    norm = Op(kind=OpKind.NORM, lane=Lane.COMPUTE, unit=index, trigger=trigger)
+    norm = Op(kind=OpKind.NORM, lane=Lane.COMPUTE, unit=index, trigger=trigger, after=reduced)
     if not before:
         normed = builder.add(norm)
         builder.add(replace(keep, after=(normed,)))
@@ -233,6 +246,36 @@ def _fold(unit: UnitPlacement, placement: Placement, turn: Turn) -> Op:
         nbytes=_unit_bytes(unit, placement),
         trigger=Trigger(TriggerKind.GRADIENT, index),
         turn=turn,
+    )
+
+
+def _reduce(unit: UnitPlacement, placement: Placement) -> Op:
+    """Bytes: the whole exchange's, padding included; of it a rank sends (size - 1) / size."""
+    sharding = placement.sharding
+    keeps_local_sums = sharding.stage < 2
+    wide = keeps_local_sums and placement.accumulation is not Accumulation.SINGLE
+    gathers_sums = SUM_ITEM_BYTES if sharding.stage == 0 else 0
+    return Op(
+        kind=OpKind.REDUCE,
+        lane=Lane.RANKS,
+        unit=unit.layout.index,
+        nbytes=sum(
+            ((SUM_ITEM_BYTES if wide else ITEM_BYTES[part.dtype]) + gathers_sums) * part.elements
+            for part in unit.layout.parts
+        ),
+        trigger=Trigger(TriggerKind.GRADIENT, unit.layout.index),
+        turn=Turn.LAST if keeps_local_sums else Turn.EVERY,
+    )
+
+
+def _gather(unit: UnitPlacement, after: int) -> Op:
+    return Op(
+        kind=OpKind.GATHER,
+        lane=Lane.RANKS,
+        unit=unit.layout.index,
+        nbytes=sum(ITEM_BYTES[part.dtype] * part.elements for part in unit.layout.parts),
+        after=(after,),
+        trigger=Trigger(TriggerKind.STEP),
     )
 
 
@@ -266,7 +309,7 @@ def build_program(placement: Placement, *, order: Sequence[int]) -> Program:
             after=(agree, lands[index]),
             trigger=step,
         )
-        updated = builder.add(update)
+        updated = last = builder.add(update)
         if unit.update is UpdatePlace.STREAMED:
             home = Op(
                 kind=OpKind.WRITE_BACK,
@@ -276,7 +319,7 @@ def build_program(placement: Placement, *, order: Sequence[int]) -> Program:
                 after=(updated,),
                 trigger=step,
             )
-            builder.add(home)
+            last = builder.add(home)
         if on_host:
             publish = Op(
                 kind=OpKind.PUBLISH,
@@ -286,5 +329,7 @@ def build_program(placement: Placement, *, order: Sequence[int]) -> Program:
                 after=(updated,),
                 trigger=step,
             )
-            builder.add(publish)
+            last = builder.add(publish)
+        if placement.gathers_weights:
+            builder.add(_gather(unit, last))
     return Program(ops=tuple(builder.ops), backwards=placement.backwards_per_update)

@@ -1,0 +1,172 @@
+"""Signs of life in the store that the ranks share: who is there, and what each is doing.
+
+Collectives say that something failed, not whose fault it is. So each rank leaves a count that
+grows every second, and a sentence about what it is doing; whoever waits in vain reads them.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from forebay.errors import RankError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Life"]
+
+_BEAT_SECONDS: Final = 1.0
+# Without a sign for so long a rank is gone; a thread beside a busy main thread is never so late.
+_SILENCE_SECONDS: Final = 12.0
+# After a collective has failed the culprit is looked for at once.
+_LOOK_SECONDS: Final = 4.0
+
+
+class Life:
+    """One rank's signs, and its view of the others'.
+
+    Args:
+        store: `torch.distributed`'s store, under a prefix of this engine's own.
+        rank: This rank.
+        size: Number of ranks.
+        clock: For tests.
+    """
+
+    def __init__(
+        self, store: Any, *, rank: int, size: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._store = store
+        self._rank = rank
+        self._size = size
+        self._clock = clock
+        self._doing = "start"
+        self._heard: dict[int, tuple[bytes, float]] = {}
+        self._stop = threading.Event()
+        self._write("doing", self._doing)
+        self._write("beat", "0")
+        self._thread = threading.Thread(target=self._beat, name="forebay-life", daemon=True)
+        self._thread.start()
+
+    def _write(self, what: str, text: str) -> None:
+        self._store.set(f"{what}/{self._rank}", text)
+
+    def _read(self, what: str, rank: int) -> bytes:
+        key = f"{what}/{rank}"
+        return bytes(self._store.get(key)) if self._store.check([key]) else b""
+
+    def _beat(self) -> None:
+        count = 0
+        while not self._stop.wait(_BEAT_SECONDS):
+            count += 1
+            try:
+                self._write("beat", str(count))
+            except RuntimeError:  # the store is gone; whoever waits will see it
+                return
+
+    def doing(self, what: str) -> None:
+        """Note what this rank does next."""
+        self._doing = what
+        try:
+            self._write("doing", what)
+        except RuntimeError as error:
+            raise self._storeless() from error
+
+    def fail(self, reason: str) -> None:
+        """Let the others know that this rank has failed."""
+        try:
+            self._write("failed", reason.splitlines()[0] if reason else "unknown")
+        except RuntimeError:
+            return
+
+    def check(self) -> None:
+        """Raise RankError when another rank has failed or shows no sign of life."""
+        try:
+            for rank in self._others():
+                self._check_one(rank)
+        except RankError:
+            raise
+        except RuntimeError as error:
+            raise self._storeless() from error
+
+    def _check_one(self, rank: int) -> None:
+        failed = self._read("failed", rank)
+        if failed:
+            raise RankError(
+                f"rank {rank} of {self._size} failed: {failed.decode()}",
+                hint="its own message says more; all ranks start again from the last checkpoint",
+            )
+        silent = self._silent_seconds(rank)
+        if silent > _SILENCE_SECONDS:
+            raise self._gone(rank, silent)
+
+    def _silent_seconds(self, rank: int) -> float:
+        beat, now = self._read("beat", rank), self._clock()
+        heard, at = self._heard.get(rank, (b"", now))
+        if beat != heard or rank not in self._heard:
+            self._heard[rank] = (beat, now)
+            return 0.0
+        return now - at
+
+    def _gone(self, rank: int, silent: float) -> RankError:
+        last = self._read("doing", rank).decode() or "start"
+        closed = self._read("closed", rank).decode()
+        what = "has ended" if closed else f"is gone (no sign of life for {silent:.0f} s)"
+        return RankError(
+            f"rank {rank} of {self._size} {what}, its last pass was {last}; this rank "
+            f"({self._rank}) is in {self._doing}",
+            hint="look at that rank's own output; all ranks start again from the last checkpoint",
+        )
+
+    def explain(self, error: BaseException, *, what: str) -> RankError:
+        """Who is to blame for a collective that failed in `what`; takes some seconds."""
+        try:
+            return self._find_culprit(error, what)
+        except RankError as found:
+            return found
+        except RuntimeError:
+            return self._storeless()
+
+    def _find_culprit(self, error: BaseException, what: str) -> RankError:
+        before = {rank: self._read("beat", rank) for rank in self._others()}
+        began = self._clock()
+        while self._clock() - began < _LOOK_SECONDS:
+            for rank in self._others():
+                if self._read("failed", rank) or self._read("closed", rank):
+                    self._check_one(rank)
+                    raise self._gone(rank, self._clock() - began)
+            time.sleep(0.2)
+        for rank, beat in before.items():
+            if self._read("beat", rank) == beat:
+                raise self._gone(rank, _LOOK_SECONDS)
+        late = {rank: self._read("doing", rank).decode() for rank in self._others()}
+        late = {rank: doing for rank, doing in late.items() if doing != what}
+        if late:
+            listed = ", ".join(f"rank {rank} is in {doing}" for rank, doing in late.items())
+            return RankError(
+                f"not every rank has come to {what}, where rank {self._rank} waits: {listed}",
+                hint="every rank makes the same number of passes of the same kind; give all of "
+                "them equally many batches",
+            )
+        return RankError(f"the exchange in {what} failed on rank {self._rank}: {error}")
+
+    def _storeless(self) -> RankError:
+        return RankError(
+            f"the ranks' common store does not answer rank {self._rank} in {self._doing}: rank 0, "
+            "or the torchrun that keeps it, is gone",
+            hint="look at rank 0's own output; all ranks start again from the last checkpoint",
+        )
+
+    def _others(self) -> list[int]:
+        return [rank for rank in range(self._size) if rank != self._rank]
+
+    def close(self) -> None:
+        """Leave; the others are told. Idempotent."""
+        if self._stop.is_set():
+            return
+        self._stop.set()
+        try:
+            self._write("closed", self._doing)
+        except RuntimeError:
+            return

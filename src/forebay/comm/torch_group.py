@@ -1,0 +1,139 @@
+"""The ranks of `torch.distributed`'s default group.
+
+Data goes over the default group (NCCL between GPUs, gloo between hosts). What the ranks tell each
+other goes over a gloo group of its own, which has a time limit and waits for no device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import distributed
+from torch.distributed import distributed_c10d as c10d
+
+from forebay.comm.life import Life
+from forebay.errors import RankError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["LIMIT_SECONDS", "TorchGroup"]
+
+# How long a rank waits for the others to come to the same pass.
+LIMIT_SECONDS: Final = 25.0
+
+
+class TorchGroup:
+    """All ranks of the default group; every rank makes one at the same point.
+
+    Args:
+        limit_seconds: How long the others may take to come to a pass.
+        name: Tells this group's keys in the store from another engine's.
+
+    Attributes:
+        rank: This rank.
+        size: Number of ranks.
+    """
+
+    def __init__(self, *, limit_seconds: float = LIMIT_SECONDS, name: str = "forebay") -> None:
+        self.rank = distributed.get_rank()
+        self.size = distributed.get_world_size()
+        self._limit = limit_seconds
+        self._data = distributed.group.WORLD
+        self._on_host = distributed.get_backend() == "gloo"
+        self._control = distributed.new_group(
+            backend="gloo", timeout=timedelta(seconds=limit_seconds)
+        )
+        store = c10d._get_default_store()
+        serial = self._serial(store, name)
+        self._store = c10d.PrefixStore(f"{name}/{serial}", store)
+        self._life = Life(self._store, rank=self.rank, size=self.size)
+        self._doing = "start"
+        self._texts = 0
+        self._closed = False
+
+    def _serial(self, store: Any, name: str) -> int:
+        """How manieth group of this name it is; the same on every rank, since all make each."""
+        return int(store.add(f"{name}/groups/{self.rank}", 1))
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except RankError:
+            raise
+        except RuntimeError as error:
+            raise self._life.explain(error, what=self._doing) from error
+
+    def all_to_all(self, received: torch.Tensor, sent: torch.Tensor) -> None:
+        """See `Group`."""
+        with self._explained(), self._near(received) as into:
+            distributed.all_to_all_single(_raw(into), _raw(self._bring(sent)), group=self._data)
+
+    def all_gather(self, received: torch.Tensor, sent: torch.Tensor) -> None:
+        """See `Group`."""
+        with self._explained(), self._near(received) as into:
+            _gather(_raw(into), _raw(self._bring(sent)), self._data)
+
+    def _bring(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Where the backend can read it: gloo knows hosts alone."""
+        return tensor.cpu() if self._on_host else tensor
+
+    @contextlib.contextmanager
+    def _near(self, tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+        if not self._on_host or tensor.device.type == "cpu":
+            yield tensor
+            return
+        near = torch.empty_like(tensor, device="cpu")
+        yield near
+        tensor.copy_(near)
+
+    def tell(self, values: torch.Tensor, *, what: str) -> torch.Tensor:
+        """See `Group`."""
+        self._doing = what
+        self._life.doing(what)
+        received = torch.empty(self.size * values.numel(), dtype=torch.float64)
+        with self._explained():
+            _gather(received, values, self._control)
+        return received.view(self.size, -1)
+
+    def compare(self, text: str, *, what: str) -> list[str]:
+        """See `Group`."""
+        self._doing = what
+        self._life.doing(what)
+        self._texts += 1
+        key = f"text/{self._texts}"
+        self._store.set(f"{key}/{self.rank}", text)
+        keys = [f"{key}/{rank}" for rank in range(self.size)]
+        with self._explained():
+            self._store.wait(keys, timedelta(seconds=max(self._limit, 300.0)))
+            return [bytes(self._store.get(one)).decode() for one in keys]
+
+    def check(self) -> None:
+        """See `Group`."""
+        self._life.check()
+
+    def fail(self, reason: str) -> None:
+        """See `Group`."""
+        self._life.fail(reason)
+
+    def close(self) -> None:
+        """See `Group`."""
+        if self._closed:
+            return
+        self._closed = True
+        self._life.close()
+
+
+def _raw(tensor: torch.Tensor) -> torch.Tensor:
+    """Bytes: every backend knows them, and none adds them up."""
+    return tensor.view(torch.uint8)
+
+
+def _gather(received: torch.Tensor, sent: torch.Tensor, group: Any) -> None:
+    # torch 2.13 has a new name for it and warns of the old one
+    gather = getattr(distributed, "all_gather_single", distributed.all_gather_into_tensor)
+    gather(received, sent, group=group)

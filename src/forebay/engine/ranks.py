@@ -1,0 +1,95 @@
+"""What an engine has of its ranks: how gradients depart, and the queue behind it."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from forebay.comm.collectives import Collectives
+from forebay.comm.queue import Queue
+from forebay.engine.departure import Alone
+from forebay.engine.reducer import Reducer
+from forebay.engine.shared_gradients import SharedGradients
+from forebay.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from forebay.engine.departure import Departure
+    from forebay.engine.executor import Executor
+    from forebay.engine.options import EngineOptions
+    from forebay.engine.unit import NanSource, Unit
+    from forebay.plan.placement import Placement
+
+__all__ = ["Ranks", "connect_ranks"]
+
+
+class Ranks:
+    """The ranks of one engine.
+
+    Args:
+        departure: How gradients leave for their update.
+        queue: Runs collectives in order; None with one rank.
+
+    Attributes:
+        departure: As above.
+        queue: As above; its `collectives` count bytes.
+        close: Leaves the other ranks; idempotent, and without a reference to the engine.
+    """
+
+    def __init__(self, departure: Departure, *, queue: Queue | None = None) -> None:
+        self.departure = departure
+        self.queue = queue
+        self.close = partial(_leave, queue)
+
+
+def _leave(queue: Queue | None) -> None:
+    if queue is not None:
+        queue.close()
+        queue.collectives.group.close()
+
+
+def connect_ranks(
+    units: Sequence[Unit],
+    *,
+    executor: Executor,
+    nans: NanSource,
+    placement: Placement,
+    options: EngineOptions,
+    on_order: Callable[[tuple[int, ...]], None],
+) -> Ranks:
+    """The ranks that the options name.
+
+    Args:
+        units: Every unit by index.
+        executor: Carries out what follows a complete gradient.
+        nans: What pending weights view.
+        placement: The model's placement.
+        options: The group of ranks.
+        on_order: Told of the order in which units run, when it changes.
+
+    Raises:
+        UnsupportedError: Parameters would have to be sharded.
+    """
+    group = options.group
+    if group is None or group.size == 1:
+        return Ranks(Alone(executor, on_order=on_order, count=len(units)))
+    if options.stage == 3:
+        raise UnsupportedError(
+            f"stage 3 over {group.size} ranks is not supported yet",
+            hint="stage 2 keeps one copy of the 16-bit weights on each device",
+        )
+    queue = Queue(Collectives(group), device=executor.device)
+    gradients = SharedGradients(units, lanes=executor.lanes, local=executor.local)
+    executor.use(gradients)
+    reducer = Reducer(
+        units,
+        executor=executor,
+        gradients=gradients,
+        queue=queue,
+        placement=placement,
+        on_order=on_order,
+    )
+    if options.stage:
+        executor.spread = partial(reducer.spread_weights, nans)
+    return Ranks(reducer, queue=queue)

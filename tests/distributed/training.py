@@ -1,0 +1,130 @@
+"""A small training run on several ranks, and what is compared between two of them."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+
+import torch
+from torch import distributed, nn
+
+from forebay.comm.torch_group import TorchGroup
+from forebay.engine import EngineOptions, offload_with
+from forebay.plan import UpdatePlace
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to train; everything that may not change a bit, and what may."""
+
+    stage: int = 0
+    place: UpdatePlace = UpdatePlace.HOST
+    unit_elements: int | None = None
+    micro: int = 1
+    dtype: torch.dtype = torch.bfloat16
+    steps: int = 3
+    clip: float | None = 2.0
+
+
+def model_of(dtype: torch.dtype) -> nn.Module:
+    """Odd sizes; a weight over several shards, biases with fewer elements than ranks, an empty one.
+
+    Small units lie on one rank, whose peers then have empty shards.
+    """
+    torch.manual_seed(0)
+    layers = [nn.Linear(13, 151), nn.GELU(), nn.Linear(151, 107), nn.GELU(), nn.Linear(107, 2)]
+    model = nn.Sequential(*layers).to(dtype)
+    model.register_parameter("empty", nn.Parameter(torch.zeros(0, dtype=dtype)))
+    return model
+
+
+def digest(tensors: list[torch.Tensor]) -> str:
+    """Of all bits."""
+    total = hashlib.sha256()
+    for tensor in tensors:
+        total.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return total.hexdigest()
+
+
+def join() -> None:
+    """Make the default group, once in a process."""
+    if not distributed.is_initialized():
+        distributed.init_process_group("gloo")
+
+
+def windows(recipe: Recipe, *, rank: int) -> list[list[torch.Tensor]]:
+    """A rank's inputs, by update and micro-batch; the first updates' gradients are clipped."""
+    generator = torch.Generator().manual_seed(100 + rank)
+    return [
+        [
+            (torch.randn(5, 13, generator=generator) * (3.0 if step % 2 == 0 else 0.1)).to(
+                recipe.dtype
+            )
+            for _ in range(recipe.micro)
+        ]
+        for step in range(recipe.steps)
+    ]
+
+
+def loss_of(model: nn.Module, x: torch.Tensor, recipe: Recipe) -> torch.Tensor:
+    """A mean over the micro-batch, as a share of the window."""
+    return (model(x).float() - 1.0).pow(2).mean() / recipe.micro
+
+
+def train(recipe: Recipe) -> dict[str, object]:
+    """Train; the data depend on rank and step alone."""
+    join()
+    model = model_of(recipe.dtype)
+    decayed = [p for p in model.parameters() if p.ndim > 1]
+    plain = [p for p in model.parameters() if p.ndim <= 1]
+    source = torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": 0.1}, {"params": plain, "lr": 3e-3}], lr=1e-2
+    )
+    group = TorchGroup()
+    options = EngineOptions(
+        device="cpu",
+        update=recipe.place,
+        unit_elements=recipe.unit_elements,
+        backwards=recipe.micro,
+        clip_norm=recipe.clip,
+        threads=1,
+        group=group,
+        stage=recipe.stage,
+    )
+    _, optimizer = offload_with(model, source, options=options)
+    losses, norms = [], []
+    for window in windows(recipe, rank=distributed.get_rank()):
+        for x in window:
+            loss = loss_of(model, x, recipe)
+            loss.backward()
+            losses.append(loss.item())
+        optimizer.step()
+        optimizer.zero_grad()
+        norms.append(optimizer.last_grad_norm)
+    optimizer.synchronize()
+    engine = optimizer.engine
+    result = {
+        "losses": losses,
+        "norms": norms,
+        "weights": digest(list(model.state_dict().values())),
+        "steps": [record.step for record in engine.collector.records],
+        "bytes": {key.value: count for key, count in engine.ranks.queue.collectives.nbytes.items()},
+        "ledger": {f"{r.tier.value} {r.role.value}": r.nbytes for r in engine.ledger.table()},
+    }
+    optimizer.close()
+    return result
+
+
+def train_all(recipes: list[Recipe]) -> list[dict[str, object]]:
+    """One after the other in the same processes."""
+    return [train(recipe) for recipe in recipes]
+
+
+def variants(base: Recipe) -> list[Recipe]:
+    """Every stage, place and unit size."""
+    return [
+        replace(base, stage=stage, place=place, unit_elements=unit)
+        for stage in (0, 1, 2)
+        for place in (UpdatePlace.HOST, UpdatePlace.DEVICE)
+        for unit in (None, 1, 10**6)
+    ]
