@@ -9,7 +9,18 @@ from torch import nn
 
 import forebay
 from forebay.errors import ConfigError
-from forebay.hardware.profile import LinkRates, Machine, Profile, ThreadRate, load_profile
+from forebay.hardware.profile import (
+    Drives,
+    LinkRates,
+    Machine,
+    MatrixRate,
+    Network,
+    Node,
+    Profile,
+    ThreadRate,
+    load_profile,
+    read_profile,
+)
 
 
 def _profile(**changes) -> Profile:
@@ -41,9 +52,18 @@ def _written(tmp_path, data) -> str:
 
 
 def test_a_profile_comes_back_equal(tmp_path):
-    for profile in (_profile(), _profile(matrix_flops=8e14, device_memory=4e12)):
+    full = _profile(
+        matrix=(MatrixRate(dtype="bfloat16", size=4096, flops=8e14),),
+        device_memory=4e12,
+        launch_seconds=4e-6,
+        node=Node(devices=2, cores=4, device_bytes=1 << 34, host_bytes=1 << 36, uplinks=1),
+        drives=Drives(count=2, capacity_bytes=10**12, read=5e9, write=3e9),
+        network=Network(inside=2e11, across=None),
+    )
+    for profile in (_profile(), full):
         path = _written(tmp_path, profile.as_json())
         assert load_profile(path, device="cpu") == profile
+        assert read_profile(path) == profile
 
 
 def test_rates_are_the_best_that_was_seen():
@@ -55,13 +75,16 @@ def test_rates_are_the_best_that_was_seen():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"version": 99}, "version 99, and this forebay reads version 1"),
+        ({"version": 99}, "version 99, and this forebay reads version 2"),
         ({"surprise": 1}, "surprise is not known"),
         ({"threads": []}, "at least one entry"),
         ({"threads": [{"threads": 1, "update": -1.0, "copy": 1.0}]}, "update is -1.0"),
         ({"link": {"up": 1.0}}, "is missing"),
         ({"link": 3}, "must be an object"),
-        ({"matrix_flops": float("inf")}, "matrix_flops is inf"),
+        ({"launch_seconds": float("inf")}, "launch_seconds is inf; .* between 0 and 1e18"),
+        ({"node": {"devices": 1.5}}, "node: cores is missing"),
+        ({"drives": {"count": 0.5, "capacity_bytes": 1, "read": 1, "write": 1}}, "count is 0.5"),
+        ({"matrix": [{"dtype": 3, "size": 1, "flops": 1}]}, r"matrix\[0\]: dtype is 3; .* text"),
         ({"machine": {"cpu": "Other", "cpus": 3, "device": "GPU"}}, "another machine: cpu 'Other'"),
     ],
     ids=str,
@@ -72,7 +95,7 @@ def test_wrong_files_are_refused(tmp_path, change, words):
         load_profile(_written(tmp_path, data), device="cpu")
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"version": 1}'])
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"version": 2}'])
 def test_what_is_no_profile_is_refused(tmp_path, text):
     with pytest.raises(ConfigError, match=r"profile .*(not JSON|no version|is missing)"):
         load_profile(_written(tmp_path, text), device="cpu")

@@ -17,6 +17,7 @@ import forebay
 from forebay.cli.bench import bench
 from forebay.cli.export import export
 from forebay.cli.inspect import inspect
+from forebay.cli.plan import plan
 from forebay.cli.probe import probe
 from forebay.cli.train import train
 from forebay.errors import ConfigError, ForebayError, ForebayWarning, UnsupportedError
@@ -42,6 +43,7 @@ app = typer.Typer(
 app.command(name="train")(train)
 app.command(name="export")(export)
 app.command(name="inspect")(inspect)
+app.command(name="plan")(plan)
 app.command(name="probe")(probe)
 app.add_typer(bench)
 

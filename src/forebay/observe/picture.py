@@ -22,6 +22,8 @@ _COLORS: Final = {
     Row.DOWN: ("#b07aa1", "#d4a6c8"),
     Row.UP: ("#e15759", "#ff9d9a"),
     Row.HOST_UPDATE: ("#f28e2b", "#ffbe7d"),
+    Row.RANKS: ("#9c755f", "#d7b5a6"),
+    Row.FILES: ("#edc948", "#f1ce63"),
     Row.WAIT: ("#767676", "#bab0ac"),
 }
 
@@ -52,7 +54,9 @@ def draw(path: Path, timelines: Sequence[Timeline]) -> None:
 
 
 def _panel(axes: Any, timeline: Timeline) -> None:
-    rows = list(Row)
+    # Rows that few runs have are shown where they do.
+    rare = (Row.RANKS, Row.FILES)
+    rows = [row for row in Row if row not in rare or timeline.in_row(row)]
     for place, row in enumerate(rows):
         # Two shades in turn, so that neighbours can be told apart without an outline.
         for shade in (0, 1):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from forebay.model.layout import ITEM_BYTES
 from forebay.plan.fluid import Task, run
-from forebay.plan.program import Lane, Op, OpKind, TriggerKind, Turn
+from forebay.plan.program import Lane, Op, OpKind, Trigger, TriggerKind, Turn
 from forebay.plan.timeline import Interval, Row, Timeline
 
 if TYPE_CHECKING:
@@ -28,9 +28,8 @@ __all__ = ["ComputeSeconds", "ScheduledOp", "Simulation", "simulate"]
 
 # A waited-for weight passes bulk traffic, as in the lanes.
 _BULK = 1 << 30
-# Device memory traffic of an update per parameter (read and write fp32 state, gradient, weight)
-# over the 2 TB/s that any data-centre device reaches: a few milliseconds per billion.
-_DEVICE_UPDATE_SECONDS = 28 / 2e12
+# Device memory traffic of an update per parameter: read and write fp32 state, gradient, weight.
+_DEVICE_UPDATE_BYTES = 28
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +113,7 @@ class _Interpreter:
         self._rates = rates
         self._compute = compute
         self._order = tuple(order)
+        self._homes = {op.unit: op.index for op in program.ops if op.kind is OpKind.WRITE_BACK}
         self.draft = _Draft()
         self.ends: list[int] = []
 
@@ -150,9 +150,7 @@ class _Interpreter:
         started: tuple[int, ...],
     ) -> None:
         last = backward == self._program.backwards - 1
-        for op in self._program.ops:
-            if op.trigger.kind is not kind or (unit is not None and op.unit != unit):
-                continue
+        for op in self._program.at(Trigger(kind, unit)):
             if op.turn is (Turn.EARLIER if last else Turn.LAST):
                 continue
             before = self._before(op, window, backward)
@@ -178,12 +176,10 @@ class _Interpreter:
 
     def _gone_home(self, op: Op, window: int) -> list[int]:
         """State comes up again when it has gone home."""
+        if not window or op.unit not in self._homes:
+            return []
         last = self._program.backwards - 1
-        return [
-            self.draft.ops[other.index, window - 1, last]
-            for other in self._program.ops
-            if other.kind is OpKind.WRITE_BACK and other.unit == op.unit and window
-        ]
+        return [self.draft.ops[self._homes[op.unit], window - 1, last]]
 
     def _ready(self, window: int, last: int) -> dict[int, int]:
         ready: dict[int, int] = {}
@@ -212,7 +208,8 @@ class _Interpreter:
             rate = rates.update or rates.host_memory
             return Task(lane=Lane.HOST, work=traffic, rate=rate, memory=1.0, after=after)
         if op.kind is OpKind.UPDATE:
-            seconds = _DEVICE_UPDATE_SECONDS * unit.layout.parameter_elements
+            traffic = _DEVICE_UPDATE_BYTES * unit.layout.parameter_elements
+            seconds = traffic / rates.device_memory
             return Task(lane=Lane.COMPUTE, work=seconds, after=after)
         return Task(lane=None, after=after)
 

@@ -40,6 +40,7 @@ class Rates:
         down_beside_update: To the host while the update runs; None where that is `link_down`.
         update_beside_down: What the update reaches meanwhile; None for what copies leave of
             `host_memory`.
+        device_memory: What an update on the device reaches of its memory.
     """
 
     host_memory: float = 100e9
@@ -48,6 +49,7 @@ class Rates:
     update: float | None = None
     down_beside_update: float | None = None
     update_beside_down: float | None = None
+    device_memory: float = 2e12
 
     def seconds(self, *, updated: float, home: float) -> float:
         """Time of `updated` bytes of host memory traffic beside `home` bytes of state."""

@@ -28,6 +28,10 @@ class Row(Enum):
     """The link from host to device."""
     HOST_UPDATE = "host update"
     """Updates, sums and norms in the pool's threads."""
+    RANKS = "between ranks"
+    """Collectives."""
+    FILES = "drives"
+    """State from and to drives."""
     WAIT = "wait"
     """The compute stream stands still for something that has not arrived."""
 

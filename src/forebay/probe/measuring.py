@@ -17,7 +17,9 @@ import forebay
 from forebay import native
 from forebay.accelerators.select import accelerator_for, device_name
 from forebay.hardware.affinity import Topology
-from forebay.hardware.profile import LinkRates, Machine, Profile, ThreadRate
+from forebay.hardware.limits import host_ceiling, memory_total_bytes
+from forebay.hardware.profile import LinkRates, Machine, Node, Profile, ThreadRate
+from forebay.probe.device import device_copy, launch_seconds, matrix_rates
 from forebay.probe.workload import (
     LinkEnds,
     PartState,
@@ -91,18 +93,36 @@ def measure(
             ends.close()
     finally:
         part.close()
-    matrix = memory = None
-    if on_gpu:
-        progress("matrix rate and memory of the device")
-        matrix, memory = _matrix_flops(accelerator), _device_copy(accelerator)
+    progress("matrix rates and memory of the device")
     return Profile(
         machine=Machine.read(device_name(accelerator.device)),
         forebay=forebay.__version__,
         kernel_level=core.kernel_level(),
         threads=tuple(threads),
         link=link,
-        matrix_flops=matrix,
-        device_memory=memory,
+        matrix=matrix_rates(accelerator),
+        device_memory=device_copy(accelerator),
+        launch_seconds=launch_seconds(accelerator),
+        node=this_node(accelerator),
+    )
+
+
+def this_node(accelerator: Accelerator) -> Node:
+    """Capacities of this machine, as far as this process may use them."""
+    topology, ceiling = Topology.read(), host_ceiling(None)
+    memory = ceiling.nbytes or memory_total_bytes() or 0
+    on_gpu = accelerator.device.type == "cuda"
+    devices = torch.cuda.device_count() if on_gpu else 1
+    device_bytes = memory
+    if on_gpu:
+        device_bytes = torch.cuda.get_device_properties(accelerator.device).total_memory
+    return Node(
+        devices=devices,
+        cores=len(topology.cores),
+        device_bytes=device_bytes,
+        host_bytes=memory,
+        uplinks=devices,
+        numa_nodes=len({core.node for core in topology.cores}),
     )
 
 
@@ -173,31 +193,3 @@ def _together(kinds: Sequence[Callable[[], tuple[Any, int]]]) -> list[float]:
         for ticket, _nbytes in tickets:
             ticket.wait()
     return rate_in_common(begun)
-
-
-def _matrix_flops(accelerator: Accelerator) -> float:
-    """A large bf16 product, 8192 wide, for half a second: boost clocks have settled by then."""
-    size = 8192
-    left, right = (
-        torch.randn(size, size, device=accelerator.device, dtype=torch.bfloat16) for _ in range(2)
-    )
-    return 2 * size**3 / _device_seconds(lambda: torch.mm(left, right), accelerator)
-
-
-def _device_copy(accelerator: Accelerator) -> float:
-    source = torch.zeros(1 << 30, dtype=torch.uint8, device=accelerator.device)
-    target = torch.empty_like(source)
-    return 2 * source.nbytes / _device_seconds(lambda: target.copy_(source), accelerator)
-
-
-def _device_seconds(work: Callable[[], Any], accelerator: Accelerator) -> float:
-    """Seconds of one run, from as many as half a second holds."""
-    work()
-    accelerator.synchronize()
-    begin, runs = time.perf_counter(), 0
-    while time.perf_counter() - begin < 0.5:
-        for _ in range(10):
-            work()
-        runs += 10
-        accelerator.synchronize()
-    return (time.perf_counter() - begin) / runs

@@ -1,0 +1,121 @@
+"""`forebay plan`: what a model takes on a machine, how fast it trains, and what to change."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = ["plan"]
+
+_Model = Annotated[
+    str,
+    typer.Argument(help="A Hugging Face folder or config.json, or a parameter count: 7e9, 13B."),
+]
+_Machine = Annotated[
+    str | None,
+    typer.Option(help="A catalogued machine: v100-32, a100-40, a100-80, 4090, h100, h200, gh200."),
+]
+_Profile = Annotated[
+    Path | None, typer.Option(help="A measured machine: what forebay probe wrote.", dir_okay=False)
+]
+_Devices = Annotated[int | None, typer.Option(help="Devices of each node. Default: all.")]
+_Nodes = Annotated[int, typer.Option(help="Nodes.")]
+_Batch = Annotated[
+    int | None, typer.Option(help="Sequences per update on all devices. Default: 8 a device.")
+]
+_MicroBatch = Annotated[
+    int | None,
+    typer.Option(help="Sequences of one pass on one device. Default: the most that fit."),
+]
+_Sequence = Annotated[int, typer.Option(help="Tokens of a sequence.")]
+_Precision = Annotated[
+    str | None, typer.Option(help="bf16, fp16 or fp32. Default: bf16 where the device has it.")
+]
+_Optimizer = Annotated[str, typer.Option(help="adamw, adam, lamb, lion, momentum, sgd, ...")]
+_Recompute = Annotated[
+    str, typer.Option(help="blocks (activation checkpointing) or none: what backward recomputes.")
+]
+_Hidden = Annotated[int | None, typer.Option(help="Hidden size, beside a parameter count.")]
+_Layers = Annotated[int | None, typer.Option(help="Layers, beside a parameter count.")]
+_Vocab = Annotated[int | None, typer.Option(help="Vocabulary, beside a parameter count.")]
+_Compare = Annotated[
+    bool, typer.Option("--compare", help="ZeRO stages and offloads side by side, as a table.")
+]
+_Picture = Annotated[
+    Path | None,
+    typer.Option(help="With --compare, draw it too: a .svg or .png file.", dir_okay=False),
+]
+_Config = Annotated[
+    Path | None, typer.Option(help="Write the recommended configuration here.", dir_okay=False)
+]
+_Json = Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")]
+
+
+def plan(  # noqa: PLR0913 - one parameter for each option
+    model: _Model,
+    *,
+    machine: _Machine = None,
+    profile: _Profile = None,
+    devices: _Devices = None,
+    nodes: _Nodes = 1,
+    batch: _Batch = None,
+    micro_batch: _MicroBatch = None,
+    sequence: _Sequence = 2048,
+    precision: _Precision = None,
+    optimizer: _Optimizer = "adamw",
+    recompute: _Recompute = "blocks",
+    hidden: _Hidden = None,
+    layers: _Layers = None,
+    vocab: _Vocab = None,
+    compare: _Compare = False,
+    picture: _Picture = None,
+    config: _Config = None,
+    as_json: _Json = False,
+) -> int:
+    """Say whether a model trains on a machine, how fast, and with which configuration.
+
+    Needs no GPU and takes less than a second.
+    """
+    from forebay.plan.ask import Asked, question_of
+    from forebay.plan.choose import choose
+    from forebay.plan.explain import as_dict, as_text
+
+    question = question_of(
+        Asked(
+            model=model,
+            machine=machine,
+            profile=profile,
+            devices=devices,
+            nodes=nodes,
+            batch=batch,
+            micro_batch=micro_batch,
+            sequence=sequence,
+            precision=precision,
+            optimizer=optimizer,
+            recompute=recompute,
+            hidden=hidden,
+            layers=layers,
+            vocab=vocab,
+        )
+    )
+    choice = choose(question)
+    if compare:
+        from forebay.plan.compare import comparison
+
+        table = comparison(question)
+        typer.echo(table.as_json() if as_json else table.as_text(), nl=False)
+        if picture is not None:
+            from forebay.observe.plan_picture import draw_comparison
+
+            draw_comparison(picture, table)
+            typer.echo(f"wrote {picture}", err=True)
+        return 0
+    found = as_dict(choice) if as_json or config else {}
+    if config is not None and "config" in found:
+        config.write_text(json.dumps(found["config"], indent=2) + "\n", encoding="utf-8")
+        typer.echo(f"wrote {config}", err=True)
+    typer.echo(json.dumps(found, indent=2) + "\n" if as_json else as_text(choice), nl=False)
+    return 0 if choice.best is not None else 1

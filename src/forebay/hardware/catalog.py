@@ -1,0 +1,149 @@
+"""Machines that nobody here has: what their data sheets say, as profiles.
+
+A sheet holds public figures as they are published, each with its source. One set of factors for
+all machines turns peaks into what is reached; no factor belongs to one machine. Where one was
+measured, it was on one H200 with 16 cores (`docs/plan.md`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from forebay.errors import ConfigError
+from forebay.hardware.profile import (
+    Drives,
+    LinkRates,
+    Machine,
+    MatrixRate,
+    Network,
+    Node,
+    Profile,
+    ThreadRate,
+)
+from forebay.hardware.sheets import SHEETS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from forebay.hardware.sheets import Sheet
+
+__all__ = ["CATALOG", "Factors", "machine_named", "profile_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Factors:
+    """What is reached of published peaks, on every machine alike.
+
+    Attributes:
+        matrix: Of dense tensor-core peak: an H200 reached 799 of 989 TFLOP/s.
+        device_memory: An H200's copy reached 4.25 of 4.8 TB/s.
+        host_memory: Updates on a Grace processor reach 368 of 512 GB/s.
+        core_update: Bytes per second of the update pass that one core reaches: 4 reached 45 GB/s.
+        both: Both directions of a link together, against one alone: 101 against 55 GB/s.
+        inside: All-reduce on an HGX A100 reaches about 235 of 300 GB/s (nccl-tests).
+        across: On InfiniBand, protocol and framing leave about nine tenths (nccl-tests).
+        launch_seconds: Of one kernel from PyTorch; the processor launches ahead of the device.
+    """
+
+    matrix: float = 0.81
+    device_memory: float = 0.885
+    host_memory: float = 0.72
+    core_update: float = 11e9
+    both: float = 1.84
+    inside: float = 0.8
+    across: float = 0.9
+    launch_seconds: float = 5e-6
+
+
+_FACTORS: Final = Factors()
+
+# Page-locked copies by generation of PCIe x16, and NVLink-C2C: measured (5), the ZeRO-Infinity
+# paper (3), and common measurements with nvbandwidth (4; C2C: Fusco et al. 2024).
+_LINKS: Final = MappingProxyType({"3": 12e9, "4": 25e9, "5": 55e9, "c2c": 350e9})
+
+# Products narrower than this do not fill a large device; the rate falls in proportion to the
+# waves of tiles (128 x 128 on about a hundred multiprocessors).
+_SIZES: Final = ((512, 0.25), (1024, 0.6), (2048, 0.85), (4096, 1.0))
+
+
+def profile_of(sheet: Sheet, *, factors: Factors = _FACTORS) -> Profile:
+    """The profile that a machine's sheet leads to."""
+    link = _LINKS[sheet.link]
+    update = min(factors.host_memory * sheet.host_memory, factors.core_update * sheet.cores)
+    copies = min(factors.both * link * sheet.uplinks, factors.host_memory * sheet.host_memory)
+    matrix = tuple(
+        MatrixRate(
+            dtype=dtype,
+            size=size,
+            flops=share * sheet.matrix_reached.get(dtype, factors.matrix * peak),
+        )
+        for dtype, peak in sheet.matrix.items()
+        for size, share in _SIZES
+    )
+    network = Network(
+        inside=factors.inside * sheet.inside if sheet.devices > 1 else link,
+        across=factors.across * sheet.across if sheet.across else None,
+    )
+    drives = None
+    if sheet.drives:
+        drives = Drives(
+            count=sheet.drives,
+            capacity_bytes=sheet.drives * sheet.drive_bytes,
+            read=sheet.drives * sheet.drive_read,
+            write=sheet.drives * sheet.drive_write,
+        )
+    return Profile(
+        machine=Machine(cpu=sheet.cpu, cpus=sheet.cores, device=sheet.device),
+        forebay="catalog",
+        kernel_level="avx2",
+        threads=(ThreadRate(threads=sheet.cores, update=update, copy=update),),
+        link=LinkRates(
+            up=link,
+            down=link,
+            both=factors.both * link,
+            # The update takes what copies leave: together they reach what memory gives.
+            beside_update=copies / 2,
+            update_beside=max(update - copies / 2, update / 4),
+            down_beside_update=min(link, update / 2),
+            update_beside_down=update - min(link, update / 2),
+        ),
+        matrix=matrix,
+        device_memory=factors.device_memory * sheet.device_memory,
+        launch_seconds=factors.launch_seconds,
+        node=Node(
+            devices=sheet.devices,
+            cores=sheet.cores,
+            device_bytes=sheet.device_bytes,
+            host_bytes=sheet.host_bytes,
+            uplinks=sheet.uplinks,
+            numa_nodes=sheet.numa_nodes,
+        ),
+        drives=drives,
+        network=network,
+    )
+
+
+CATALOG: Final[Mapping[str, Profile]] = MappingProxyType(
+    {name: profile_of(sheet) for name, sheet in SHEETS.items()}
+)
+
+
+def machine_named(name: str) -> Profile:
+    """A catalogued machine.
+
+    Raises:
+        ConfigError: There is none of that name; lists all.
+
+    Example:
+        >>> machine_named("h100").node.devices
+        8
+    """
+    try:
+        return CATALOG[name.lower()]
+    except KeyError:
+        raise ConfigError(
+            f"--machine {name!r} is not in the catalog, which knows {', '.join(CATALOG)}",
+            hint="measure yours with: forebay probe --output FILE, then plan with --profile FILE",
+        ) from None

@@ -1,0 +1,141 @@
+"""What machines are made of, in numbers: frozen values that profiles consist of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = [
+    "UNCORRECTED",
+    "Corrections",
+    "Drives",
+    "LinkRates",
+    "MatrixRate",
+    "Network",
+    "Node",
+    "ThreadRate",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThreadRate:
+    """What a number of threads reaches.
+
+    Attributes:
+        threads: Worker threads.
+        update: Host memory traffic of the fused update pass, bytes per second.
+        copy: Of a copy (bytes read plus bytes written), bytes per second.
+    """
+
+    threads: int
+    update: float
+    copy: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkRates:
+    """The device-host link, bytes per second.
+
+    Attributes:
+        up: To the device, alone.
+        down: To the host, alone.
+        both: Both directions at once, together.
+        beside_update: Both directions together while the update runs.
+        update_beside: Host memory traffic of the update meanwhile.
+        down_beside_update: To the host while the update runs and nothing goes up, as in the
+            window between the clip factor and the last new weight.
+        update_beside_down: Host memory traffic of the update meanwhile.
+    """
+
+    up: float
+    down: float
+    both: float
+    beside_update: float
+    update_beside: float
+    down_beside_update: float
+    update_beside_down: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatrixRate:
+    """What matrix products reach.
+
+    Attributes:
+        dtype: Of both factors.
+        size: Their width and height.
+        flops: Operations per second.
+    """
+
+    dtype: str
+    size: int
+    flops: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """What one machine holds.
+
+    Attributes:
+        devices: Accelerators.
+        cores: Physical cores.
+        device_bytes: Memory of each device.
+        host_bytes: Memory of the host.
+        uplinks: Device-host links that run at full rate at the same time.
+        numa_nodes: Memories that the host's cores are divided over.
+    """
+
+    devices: int
+    cores: int
+    device_bytes: int
+    host_bytes: int
+    uplinks: int
+    numa_nodes: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drives:
+    """The drives of one machine, all together.
+
+    Attributes:
+        count: How many.
+        capacity_bytes: What they hold.
+        read: Bytes per second.
+        write: Bytes per second.
+    """
+
+    count: int
+    capacity_bytes: int
+    read: float
+    write: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """Between ranks.
+
+    Attributes:
+        inside: What one device sends to others of its node, bytes per second.
+        across: What one node sends to others, bytes per second; None where there is one node.
+        latency_seconds: Of one collective.
+    """
+
+    inside: float
+    across: float | None = None
+    latency_seconds: float = 20e-6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Corrections:
+    """Factors that runs on this machine taught; predicted seconds are multiplied by them.
+
+    Attributes:
+        compute: Of forward and backward.
+        host_update: Of updates on the host.
+        runs: How many runs they come from.
+    """
+
+    compute: float = 1.0
+    host_update: float = 1.0
+    runs: int | None = None
+
+
+UNCORRECTED = Corrections()

@@ -1,0 +1,237 @@
+"""A plan in words: one sentence first, then the table, then the reasons; and the same as JSON."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from forebay.plan.advice import margins, nearest_changes, offload_worth
+from forebay.plan.choose import Verdict
+from forebay.plan.compute import model_flops
+from forebay.plan.ready import ready_config
+from forebay.plan.setup import Home
+from forebay.plan.workload import Precision, Recompute
+from forebay.units_of_measure import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from forebay.plan.choose import Candidate, Choice
+
+__all__ = ["as_dict", "as_text", "sentence", "warnings_of"]
+
+_ROLES = {
+    "lp_params": "weights",
+    "lp_grads": "gradients",
+    "hp_params": "fp32 masters",
+    "optim_states": "optimizer state",
+    "contiguous_grad_buffer": "gradient sums",
+    "activations": "activations",
+    "staging": "staging",
+}
+_TIERS = {"device": "each device", "host": "each host", "nvme": "each node's drives"}
+# Below so many cores for each device an update on the host is slow whatever its memory.
+_FEW_CORES = 4
+# A drive's rated life: about one full write a day for five years.
+_DRIVE_WRITES = 1825
+
+
+def tokens_per_second(choice: Choice, one: Candidate) -> float:
+    """Of all devices together."""
+    cluster = choice.question.cluster
+    devices = cluster.devices // one.setup.workload.tensor_parallel
+    return one.setup.workload.tokens_per_update * devices / one.seconds
+
+
+def sentence(choice: Choice) -> str:
+    """The answer for a person who has never trained a model."""
+    question = choice.question
+    cluster = question.cluster
+    size = f"{question.shape.parameters / 1e9:.3g} billion parameters"
+    many = cluster.devices > 1
+    on = f"{cluster.devices} devices" if many else "this device"
+    if cluster.nodes > 1:
+        on += f" in {cluster.nodes} nodes"
+    best = choice.best
+    if best is None:
+        short = choice.nearest.short
+        tier, lack = max(short.items(), key=lambda item: item[1])
+        return (
+            f"Training all {size} does not fit on {on}: the closest way still lacks "
+            f"{format_bytes(lack)} on {_TIERS[tier]}."
+        )
+    where = {
+        Home.DEVICE: f"with everything in the memory of the device{'s' if many else ''}",
+        Home.HOST: "with part of the training state in host memory",
+        Home.NVME: "with part of the training state on drives",
+    }[best.setup.optimizer]
+    pace = tokens_per_second(choice, best)
+    return (
+        f"Yes, this fits: all {size} train on {on} {where}, at about "
+        f"{format_seconds(best.seconds)} per update, which is {pace:,.0f} tokens a second."
+    )
+
+
+def as_text(choice: Choice) -> str:
+    """The whole plan."""
+    lines = [sentence(choice), ""]
+    shown = choice.best or choice.nearest
+    lines += _table(choice, shown)
+    if choice.best is not None:
+        lines += ["", *_speed(choice, choice.best)]
+    head = "Why this one, and not another:" if choice.best else "Why no way fits:"
+    lines += ["", head, *_alternatives(choice.all)]
+    if choice.best is None:
+        lines += ["", "The nearest changes that fit:", *_nearest(choice)]
+    else:
+        lines += ["", "What more would buy:", *_margins(choice)]
+    lines += ["", f"Is offload worth it here? {offload_worth(choice).sentence}"]
+    found = list(warnings_of(choice))
+    if found:
+        lines += ["", "Mind:", *(f"  - {one}" for one in found)]
+    return "\n".join(lines) + "\n"
+
+
+def _table(choice: Choice, one: Candidate) -> list[str]:
+    lines = [f"{'bytes by tier and role':<28}{one.setup.label}"]
+    for tier, title in _TIERS.items():
+        roles = getattr(one.tiers, tier)
+        limit = getattr(choice.capacity, tier)
+        if not roles:
+            continue
+        for role, nbytes in sorted(roles.items(), key=lambda item: -item[1]):
+            lines.append(f"  {title:<20} {_ROLES.get(role, role):<18} {format_bytes(nbytes):>11}")
+        lines.append(
+            f"  {title:<20} {'all of it':<18} {format_bytes(sum(roles.values())):>11}"
+            f"  of {format_bytes(limit)} usable"
+        )
+    return lines
+
+
+def _speed(choice: Choice, one: Candidate) -> Iterator[str]:
+    step, work = one.step, one.setup.workload
+    assert step is not None
+    flops = model_flops(choice.question.shape, work) / one.seconds
+    yield (
+        f"An update takes {format_seconds(step.seconds)}, {format_seconds(step.compute_seconds)} "
+        f"of it computation ({flops / 1e12:,.3g} TFLOP/s a device); bound by {step.bound}."
+    )
+    ranks = one.setup.ranks
+    yield (
+        f"An update: {work.micro_batch} x {work.sequence} tokens in {work.accumulation} "
+        f"pass{'es' if work.accumulation > 1 else ''} on {ranks} "
+        f"device{'s' if ranks > 1 else ''} = {work.tokens_per_update * ranks:,} tokens."
+    )
+
+
+def _alternatives(all_of_them: Sequence[Candidate]) -> Iterator[str]:
+    for one in all_of_them:
+        mark = "->" if one.verdict is Verdict.RECOMMENDED else "  "
+        time = format_seconds(one.seconds) if one.step else "-"
+        yield f"{mark} {one.setup.label:<44} {time:>11}  {one.verdict.value}: {one.reason}"
+
+
+def _margins(choice: Choice) -> Iterator[str]:
+    for change in margins(choice):
+        if change.seconds is None or change.saves < 0.001:
+            yield f"  {change.what}: nothing, the step stays as long"
+        else:
+            yield f"  {change.what}: {change.saves:.1%} of a step"
+
+
+def _nearest(choice: Choice) -> Iterator[str]:
+    found = nearest_changes(choice)
+    for change in found:
+        assert change.seconds is not None
+        yield f"  {change.what}: fits, {format_seconds(change.seconds)} per update"
+    if not found:
+        yield "  none of: recomputation, smaller batches, shorter sequences, twice the nodes"
+
+
+def warnings_of(choice: Choice) -> Iterator[str]:
+    """Common mistakes that this plan is near to."""
+    best, question = choice.best, choice.question
+    work, node = question.workload, question.profile.node
+    assert node is not None
+    if not work.state.built:
+        yield f"forebay does not run the optimizer {work.optimizer}; figures are a forecast only"
+    if work.recompute is Recompute.BLOCKS:
+        yield "call the model's gradient_checkpointing_enable(): the plan counts on recomputation"
+    if work.precision is Precision.FP16:
+        yield "fp16 needs a loss scale; bf16 does not, where the device has it"
+    if best is None or best.setup.optimizer is Home.DEVICE:
+        return
+    host = best.tiers.total("host")
+    yield f"reserve {format_bytes(host)} of host memory (container and job limits count)"
+    cores = node.cores / question.cluster.devices_per_node
+    if cores < _FEW_CORES:
+        yield f"{cores:.3g} cores for each device are few: too few cost 30-50% of the speed"
+    if question.profile.machine.device != "cpu":
+        yield "host memory must be page-locked for the link's full rate: see forebay probe --report"
+    drives = question.profile.drives
+    if best.setup.optimizer is Home.NVME and drives is not None:
+        written = best.tiers.total("nvme")
+        days = drives.capacity_bytes * _DRIVE_WRITES / (written / best.seconds * 86400)
+        yield (
+            f"each update writes {written / 1e12:.3g} TB to each node's drives: at this pace they "
+            f"reach their rated life in {days:,.0f} days"
+        )
+        yield "use local drives only, one set in every node, never a network disk"
+
+
+def as_dict(choice: Choice) -> dict[str, Any]:
+    """The plan as JSON values."""
+    best = choice.best
+    worth = offload_worth(choice)
+    found: dict[str, Any] = {
+        "sentence": sentence(choice),
+        "model": {
+            "name": choice.question.shape.name,
+            "parameters": choice.question.shape.parameters,
+            "layers": choice.question.shape.layers,
+            "hidden": choice.question.shape.hidden,
+        },
+        "machine": choice.question.profile.machine.device,
+        "fits": best is not None,
+        "capacity_bytes": {
+            tier: getattr(choice.capacity, tier) for tier in ("device", "host", "nvme")
+        },
+        "candidates": [_candidate(one) for one in choice.all],
+        "offload_worth": {
+            "link_bytes": worth.link_bytes,
+            "link_seconds": worth.link_seconds,
+            "slowdown": worth.slowdown,
+            "sentence": worth.sentence,
+        },
+        "warnings": list(warnings_of(choice)),
+    }
+    if best is None:
+        found["short_bytes"] = choice.nearest.short
+        found["nearest"] = [
+            {"change": one.what, "seconds": one.seconds} for one in nearest_changes(choice)
+        ]
+        return found
+    found["recommended"] = _candidate(best)
+    found["tokens_per_second"] = tokens_per_second(choice, best)
+    found["config"] = ready_config(best.setup)
+    found["margins"] = [
+        {"change": one.what, "seconds": one.seconds, "saves": one.saves} for one in margins(choice)
+    ]
+    return found
+
+
+def _candidate(one: Candidate) -> dict[str, Any]:
+    step = one.step
+    return {
+        "label": one.setup.label,
+        "stage": one.setup.stage,
+        "optimizer": one.setup.optimizer.value,
+        "weights": one.setup.weights.value,
+        "micro_batch": one.setup.workload.micro_batch,
+        "accumulation": one.setup.workload.accumulation,
+        "bytes": {tier: dict(getattr(one.tiers, tier)) for tier in ("device", "host", "nvme")},
+        "seconds": step.seconds if step else None,
+        "compute_seconds": step.compute_seconds if step else None,
+        "bound": step.bound if step else None,
+        "verdict": one.verdict.value,
+        "reason": one.reason,
+    }

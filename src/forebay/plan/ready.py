@@ -1,0 +1,53 @@
+"""The configuration that a setup asks for: JSON that `forebay.initialize` accepts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from forebay.plan.setup import Home
+from forebay.plan.workload import Precision
+
+if TYPE_CHECKING:
+    from forebay.plan.setup import Setup
+
+__all__ = ["ready_config"]
+
+# Where state on drives goes; a local drive, never a network disk.
+_NVME_PATH = "/local_nvme"
+
+
+def ready_config(setup: Setup, *, learning_rate: float = 1e-5) -> dict[str, Any]:
+    """A configuration in DeepSpeed's form.
+
+    Args:
+        setup: The recommended one.
+        learning_rate: A start; the right one is the user's to know.
+
+    Example:
+        >>> from forebay.plan.workload import Workload
+        >>> setup = Setup(
+        ...     stage=2, optimizer=Home.HOST, weights=Home.DEVICE, workload=Workload()
+        ... )
+        >>> ready_config(setup)["zero_optimization"]
+        {'stage': 2, 'offload_optimizer': {'device': 'cpu'}}
+    """
+    work = setup.workload
+    zero: dict[str, Any] = {"stage": setup.stage}
+    for key, home in (("offload_optimizer", setup.optimizer), ("offload_param", setup.weights)):
+        if home is Home.HOST:
+            zero[key] = {"device": "cpu"}
+        elif home is Home.NVME:
+            zero[key] = {"device": "nvme", "nvme_path": _NVME_PATH}
+    config: dict[str, Any] = {
+        "train_batch_size": work.micro_batch * work.accumulation * setup.ranks,
+        "train_micro_batch_size_per_gpu": work.micro_batch,
+        "gradient_accumulation_steps": work.accumulation,
+        "gradient_clipping": 1.0,
+        "optimizer": {"type": work.state.built or "AdamW", "params": {"lr": learning_rate}},
+        "zero_optimization": zero,
+    }
+    if work.precision is Precision.BF16:
+        config["bf16"] = {"enabled": True}
+    elif work.precision is Precision.FP16:
+        config["fp16"] = {"enabled": True}
+    return config

@@ -1,0 +1,106 @@
+"""One way to train: what is shared, what lies where, on how many devices. Values only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from forebay.plan.zero_memory import Cluster
+
+if TYPE_CHECKING:
+    from forebay.plan.workload import Workload
+
+__all__ = ["FOREBAY", "ONE_DEVICE", "Cluster", "Habits", "Home", "Overlap", "Setup"]
+
+
+class Home(Enum):
+    """Where something lives between its uses."""
+
+    DEVICE = "device"
+    HOST = "host"
+    NVME = "nvme"
+
+
+class Overlap(Enum):
+    """Whether something runs beside computation."""
+
+    BESIDE = "beside"
+    AFTER = "after"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Habits:
+    """How a system does it: forebay's own by default, others' for figures that they published.
+
+    Attributes:
+        name: The system.
+        host_bytes: Host bytes per parameter with optimizer state on the host or on drives; None
+            for what the engine places.
+        device_extra: Device bytes per parameter beyond the stage's formula.
+        kept_gradients: Bytes per parameter of its slice that a rank keeps on the device although
+            the optimizer's state is on the host.
+        state_traffic: Bytes per parameter that state on drives moves in all; None for the engine's.
+        update_traffic: Host memory traffic of an update per parameter; None for the engine's.
+        collectives: Whether they run beside backward.
+        update: Whether it runs beside the next forward.
+        checkpoints: Where recomputation's inputs live.
+    """
+
+    name: str = "forebay"
+    host_bytes: float | None = None
+    device_extra: float = 0.0
+    kept_gradients: float = 0.0
+    state_traffic: float | None = None
+    update_traffic: float | None = None
+    collectives: Overlap = Overlap.BESIDE
+    update: Overlap = Overlap.BESIDE
+    checkpoints: Home = Home.DEVICE
+
+
+FOREBAY = Habits()
+ONE_DEVICE = Cluster()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """One way to train.
+
+    Attributes:
+        stage: ZeRO's: 0 shares nothing, 1 optimizer state, 2 gradients too, 3 weights too.
+        optimizer: Where masters and moments live.
+        weights: Where working weights live (elsewhere than on the device in stage 3 alone).
+        workload: What each device computes.
+        cluster: Devices and nodes.
+        habits: Whose system.
+    """
+
+    stage: int
+    optimizer: Home
+    weights: Home
+    workload: Workload
+    cluster: Cluster = ONE_DEVICE
+    habits: Habits = FOREBAY
+
+    @property
+    def ranks(self) -> int:
+        """Devices that share state: all, over those that share each layer."""
+        return max(1, self.cluster.devices // self.workload.tensor_parallel)
+
+    @property
+    def label(self) -> str:
+        """A short name.
+
+        Example:
+            >>> from forebay.plan.workload import Workload
+            >>> Setup(
+            ...     stage=2, optimizer=Home.HOST, weights=Home.DEVICE, workload=Workload()
+            ... ).label
+            'stage 2, optimizer on host'
+        """
+        words = f"stage {self.stage}"
+        if self.optimizer is not Home.DEVICE:
+            words += f", optimizer on {self.optimizer.value}"
+        if self.weights is not Home.DEVICE:
+            words += f", weights on {self.weights.value}"
+        return words

@@ -1,0 +1,222 @@
+"""Seconds of one update of a setup on a machine, and what bounds them.
+
+One process with weights on the device: the engine's own program, interpreted by `plan.simulate`.
+Everything else: one rank of the cluster, by `plan.rank_step`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from forebay.plan.compute import compute_seconds
+from forebay.plan.placement import Accumulation, UpdatePlace
+from forebay.plan.program import build_program
+from forebay.plan.rank_step import RankRates, RankUnit, simulate_rank
+from forebay.plan.setup import FOREBAY, Home
+from forebay.plan.simulate import ComputeSeconds, simulate
+from forebay.plan.solve import choose_places
+from forebay.plan.tiers import accumulation_of, placement_of
+from forebay.plan.timeline import Row
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from forebay.hardware.profile import Profile
+    from forebay.model.shape import ModelShape
+    from forebay.plan.setup import Setup
+    from forebay.plan.timeline import Timeline
+
+__all__ = ["StepForecast", "rank_rates", "rank_units", "step_forecast"]
+
+# Units of the simulation; blocks are merged down to so many.
+_UNITS = 16
+# Above this share of the step, computation is what bounds it.
+_COMPUTE_BOUND = 0.95
+# Where nothing was measured between ranks, they meet over PCIe through the host.
+_NO_NETWORK = 10e9
+
+_BOUNDS = {
+    "compute": "computation",
+    "ranks": "collectives between ranks",
+    "up": "the link to the device",
+    "down": "the link to the host",
+    "host": "the update on the host",
+    "read": "reading from drives",
+    "write": "writing to drives",
+}
+_ROWS = {
+    Row.COMPUTE: "compute",
+    Row.DEVICE_UPDATE: "compute",
+    Row.UP: "up",
+    Row.DOWN: "down",
+    Row.HOST_UPDATE: "host",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepForecast:
+    """What one update takes.
+
+    Attributes:
+        seconds: From one update to the next.
+        compute_seconds: Of them, forwards and backwards alone.
+        bound: What the rest waits for, in words; "computation" where there is hardly any rest.
+        busy: Seconds of each lane.
+        timeline: The windows that were simulated.
+        places: Where each unit updates; empty but for one process with state on the host.
+    """
+
+    seconds: float
+    compute_seconds: float
+    bound: str
+    busy: Mapping[str, float]
+    timeline: Timeline
+    places: tuple[UpdatePlace, ...] = ()
+
+
+def rank_rates(profile: Profile, setup: Setup) -> RankRates:
+    """One rank's share of its node."""
+    local = setup.cluster.devices_per_node
+    node, network, drives = profile.node, profile.network, profile.drives
+    rates = profile.rates()
+    uplinks = min(local, node.uplinks if node else local)
+    links = uplinks / local
+    inside = network.inside if network else _NO_NETWORK
+    seconds_per_byte = (setup.ranks - 1) / setup.ranks / inside
+    if setup.cluster.nodes > 1:
+        across = (network.across if network else None) or _NO_NETWORK
+        nodes = setup.cluster.nodes
+        # Devices that share each layer gather only their part of it, all at the same time.
+        groups = setup.workload.tensor_parallel
+        seconds_per_byte = max(seconds_per_byte, groups * (nodes - 1) / nodes / across)
+    return RankRates(
+        up=rates.link_up * links,
+        down=rates.link_down * links,
+        host_memory=rates.host_memory / local,
+        update=(rates.update or rates.host_memory) / local,
+        device_update=rates.device_memory,
+        read=drives.read / local if drives else 1.0,
+        write=drives.write / local if drives else 1.0,
+        gather=1 / seconds_per_byte if seconds_per_byte else float("inf"),
+        latency_seconds=network.latency_seconds if network and setup.ranks > 1 else 0.0,
+    )
+
+
+def rank_units(shape: ModelShape, setup: Setup, *, compute: ComputeSeconds) -> tuple[RankUnit, ...]:
+    """The model's units as one rank sees them, neighbouring blocks merged."""
+    work, ranks = setup.workload, setup.ranks
+    item = work.precision.item_bytes
+    elements = shape.unit_elements()
+    per_group = max(1, round(shape.layers / _UNITS))
+    groups: list[list[int]] = []
+    for place in range(len(elements)):
+        block = 0 < place <= shape.layers
+        joins = block and groups and groups[-1][0] > 0 and len(groups[-1]) < per_group
+        if joins:
+            groups[-1].append(place)
+        else:
+            groups.append([place])
+    single = accumulation_of(setup) is Accumulation.SINGLE
+    master = 2 if work.state.sixteen_bit_master else 4
+    state = master + work.state.moments
+    traffic = setup.habits.update_traffic or 2 * (item + state) - item + (0 if single else 2)
+    if setup.optimizer is Home.DEVICE:
+        traffic = 2 * (work.precision.master_bytes + work.state.moments) + 3 * item
+    moved = setup.habits.state_traffic
+    share = ranks if setup.stage >= 1 else 1
+    units = []
+    for group in groups:
+        count = sum(elements[i] for i in group) / work.tensor_parallel
+        units.append(
+            RankUnit(
+                name=f"unit {group[0]}",
+                forward=sum(compute.forward[i] for i in group),
+                backward=sum(compute.backward[i] for i in group),
+                weights=item * count,
+                gradients=item * count,
+                own_weights=item * count / share,
+                own_gradients=item * count / share,
+                update=traffic * count / share,
+                state_read=(state if moved is None else moved / 2) * count / share,
+                state_written=(state if moved is None else moved / 2) * count / share,
+            )
+        )
+    return tuple(units)
+
+
+def step_forecast(shape: ModelShape, setup: Setup, *, profile: Profile) -> StepForecast:
+    """Predict a step.
+
+    Raises:
+        ConfigError: The device has no rate for the precision.
+    """
+    compute = compute_seconds(shape, workload=setup.workload, profile=profile)
+    passes = setup.workload.accumulation * (sum(compute.forward) + sum(compute.backward))
+    engine = (
+        setup.ranks == 1
+        and setup.workload.tensor_parallel == 1
+        and setup.habits == FOREBAY
+        and bool(setup.workload.state.built)
+        and setup.weights is Home.DEVICE
+        and setup.optimizer is not Home.NVME
+    )
+    if engine:
+        return _engine(shape, setup, profile=profile, compute=compute)
+    units = rank_units(shape, setup, compute=compute)
+    found = simulate_rank(units, setup=setup, rates=rank_rates(profile, setup))
+    return StepForecast(
+        seconds=found.seconds,
+        compute_seconds=passes,
+        bound=_bound(found.seconds, passes, found.busy),
+        busy=found.busy,
+        timeline=found.timeline,
+    )
+
+
+def _engine(
+    shape: ModelShape, setup: Setup, *, profile: Profile, compute: ComputeSeconds
+) -> StepForecast:
+    rates = profile.rates()
+    places: tuple[UpdatePlace, ...] = ()
+    # The device's own link is what makes streaming worth while.
+    if setup.optimizer is Home.HOST and profile.machine.device != "cpu":
+        places = choose_places(
+            shape.spec(setup.workload.precision.dtype),
+            rates=rates,
+            backwards=setup.workload.accumulation,
+        )
+    placement = placement_of(shape, setup, places=places or None)
+    order = range(len(placement.units))
+    found = simulate(
+        build_program(placement, order=order),
+        placement=placement,
+        rates=rates,
+        compute=compute,
+        order=order,
+    )
+    passes = setup.workload.accumulation * (sum(compute.forward) + sum(compute.backward))
+    return StepForecast(
+        seconds=found.step_seconds,
+        compute_seconds=passes,
+        bound=_bound(found.step_seconds, passes, _busy(found.timeline)),
+        busy=_busy(found.timeline),
+        timeline=found.timeline,
+        places=places,
+    )
+
+
+def _busy(timeline: Timeline) -> dict[str, float]:
+    found: dict[str, float] = {}
+    windows = 3
+    for row, lane in _ROWS.items():
+        found[lane] = found.get(lane, 0.0) + timeline.busy_seconds(row) / windows
+    return found
+
+
+def _bound(seconds: float, passes: float, busy: Mapping[str, float]) -> str:
+    if passes >= _COMPUTE_BOUND * seconds:
+        return _BOUNDS["compute"]
+    others: Sequence[str] = [lane for lane in busy if lane in _BOUNDS and lane != "compute"]
+    longest = max(others, key=lambda lane: busy[lane], default="compute")
+    return _BOUNDS[longest] if busy.get(longest) else _BOUNDS["compute"]

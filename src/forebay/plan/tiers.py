@@ -1,0 +1,229 @@
+"""Bytes of a setup by tier and role: on each device, on each node's host, on each node's drives.
+
+For one process with weights on the device they are the engine's own forecast, to the byte. For the
+rest the formulas of the ZeRO papers with forebay's bytes ([Note: ZeRO's formulas] in
+`plan.zero_memory`), or with those of the system whose habits are asked for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from forebay.model.layout import layout_unit
+from forebay.plan.activations import activations, peak_bytes
+from forebay.plan.memory import backlog_bytes, forecast
+from forebay.plan.placement import Accumulation, Placement, UnitPlacement, UpdatePlace
+from forebay.plan.setup import FOREBAY, Home
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from forebay.hardware.profile import Profile
+    from forebay.model.shape import ModelShape
+    from forebay.plan.setup import Setup
+
+__all__ = ["Capacity", "TierBytes", "accumulation_of", "capacity", "placement_of", "tier_bytes"]
+
+# The driver's context, cuBLAS and NCCL workspaces.
+_CONTEXT_BYTES = 1 << 30
+# What the caching allocator cannot use: blocks are rounded and memory is cut in pieces.
+_USABLE_DEVICE = 0.95
+# The operating system, the page cache and the data loader want the rest.
+_USABLE_HOST = 0.9
+_USABLE_DRIVES = 0.9
+# Weights of so many units are on the device at once when they are gathered or streamed: one at
+# work, one arriving.
+_UNITS_AT_ONCE = 2
+# As in `plan.memory.backlog_bytes`.
+_BACKLOG_SHARE = 16
+_BACKLOG_BYTES = 1 << 30
+# buffer_count x buffer_size records of state on their way to and from drives.
+_NVME_BUFFER_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierBytes:
+    """What a setup takes.
+
+    Attributes:
+        device: On each device by role.
+        host: On each node's host by role.
+        nvme: On each node's drives by role.
+    """
+
+    device: Mapping[str, int]
+    host: Mapping[str, int]
+    nvme: Mapping[str, int]
+
+    def total(self, tier: str) -> int:
+        """All of a tier: "device", "host" or "nvme"."""
+        roles: Mapping[str, int] = getattr(self, tier)
+        return sum(roles.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """What a machine can give: bytes of each device, of the host, of the drives."""
+
+    device: int
+    host: int
+    nvme: int
+
+
+def capacity(profile: Profile) -> Capacity:
+    """What a machine gives to training, after what others on it need."""
+    node, drives = profile.node, profile.drives
+    assert node is not None
+    device = int((node.device_bytes - _CONTEXT_BYTES) * _USABLE_DEVICE)
+    if profile.machine.device == "cpu":
+        device = int(node.device_bytes * _USABLE_HOST)
+    return Capacity(
+        device=max(0, device),
+        host=int(node.host_bytes * _USABLE_HOST),
+        nvme=int(drives.capacity_bytes * _USABLE_DRIVES) if drives else 0,
+    )
+
+
+def accumulation_of(setup: Setup) -> Accumulation:
+    """How addends of a window are summed."""
+    if setup.workload.accumulation == 1:
+        return Accumulation.SINGLE
+    return Accumulation.HOST_SUM
+
+
+def placement_of(
+    shape: ModelShape, setup: Setup, *, places: Sequence[UpdatePlace] | None = None
+) -> Placement:
+    """The engine's placement of a setup in one process.
+
+    Args:
+        shape: The model.
+        setup: One device; weights on it.
+        places: Where each unit updates; None for where the optimizer's state lives.
+    """
+    spec = shape.spec(setup.workload.precision.dtype)
+    one = UpdatePlace.DEVICE if setup.optimizer is Home.DEVICE else UpdatePlace.HOST
+    chosen = places or [one] * len(spec.units)
+    return Placement(
+        units=tuple(
+            UnitPlacement(layout=layout_unit(unit.name, index=i, params=unit.params), update=place)
+            for i, (unit, place) in enumerate(zip(spec.units, chosen, strict=True))
+        ),
+        accumulation=accumulation_of(setup),
+        backwards_per_update=setup.workload.accumulation,
+    )
+
+
+def tier_bytes(shape: ModelShape, setup: Setup) -> TierBytes:
+    """What a setup takes."""
+    one_process = setup.ranks == 1 and setup.workload.tensor_parallel == 1
+    engine = setup.habits == FOREBAY and setup.workload.state.built
+    on_drives = Home.NVME in (setup.optimizer, setup.weights)
+    if one_process and engine and setup.weights is Home.DEVICE and not on_drives:
+        device, host, nvme = _one_process(shape, setup)
+    else:
+        device, host, nvme = _formulas(shape, setup)
+    found = activations(shape, setup.workload)
+    kept = found.kept
+    if setup.habits.checkpoints is Home.HOST:
+        host["activations"] = kept * setup.cluster.devices_per_node
+        found = type(found)(kept=0, block=found.block, loss=found.loss)
+    gradients = device.pop("lp_grads", 0)
+    sums = setup.workload.accumulation > 1 and setup.optimizer is Home.DEVICE
+    held = gradients if sums else 0
+    at_peak, gradients_at_peak = peak_bytes(found, gradients=gradients, held=held)
+    device["activations"] = at_peak
+    device["lp_grads"] = gradients_at_peak
+    return TierBytes(device=_present(device), host=_present(host), nvme=_present(nvme))
+
+
+def _present(sizes: dict[str, int]) -> dict[str, int]:
+    return {role: value for role, value in sizes.items() if value}
+
+
+def _one_process(
+    shape: ModelShape, setup: Setup
+) -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
+    placement = placement_of(shape, setup)
+    tiers: dict[str, dict[str, int]] = {"device": {}, "host": {}}
+    for (tier, role), value in forecast(placement).items():
+        tiers[tier][role] = tiers[tier].get(role, 0) + value
+    device = tiers["device"]
+    if setup.optimizer is Home.DEVICE:
+        device["lp_grads"] = _whole_gradients(shape, setup)
+    else:
+        device["lp_grads"] = backlog_bytes(placement)
+    return device, tiers["host"], {}
+
+
+def _whole_gradients(shape: ModelShape, setup: Setup) -> int:
+    wide = setup.workload.accumulation > 1 and setup.habits == FOREBAY
+    item = 4 if wide else setup.workload.precision.item_bytes
+    return item * shape.parameters // setup.workload.tensor_parallel
+
+
+def _formulas(
+    shape: ModelShape, setup: Setup
+) -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
+    work, ranks = setup.workload, setup.ranks
+    count = shape.parameters // work.tensor_parallel
+    item = work.precision.item_bytes
+    largest = max(shape.unit_elements()) // work.tensor_parallel
+    share = ranks if setup.stage >= 1 else 1
+    device: dict[str, int] = {}
+    at_once = _UNITS_AT_ONCE * item * largest
+    if setup.weights is not Home.DEVICE:
+        device["lp_params"] = min(at_once, item * count)
+    elif setup.stage == 3 and ranks > 1:
+        device["lp_params"] = item * count // ranks + at_once
+    else:
+        device["lp_params"] = item * count
+    master = 0 if work.state.sixteen_bit_master else work.precision.master_bytes
+    if setup.optimizer is Home.DEVICE:
+        device["optim_states"] = work.state.moments * count // share
+        device["hp_params"] = master * count // share
+        whole = _whole_gradients(shape, setup)
+        device["lp_grads"] = whole // (ranks if setup.stage >= 2 else 1)
+        if setup.stage >= 2 and ranks > 1:
+            device["lp_grads"] += at_once
+    else:
+        # Gradients leave as backward makes them; a few wait for the link.
+        own = item * count // ranks
+        waiting = max(2 * item * largest // ranks, min(own // _BACKLOG_SHARE, _BACKLOG_BYTES))
+        arriving = at_once if ranks > 1 else 0
+        kept = int(setup.habits.kept_gradients * count) // ranks
+        device["lp_grads"] = min(arriving + max(waiting, kept), item * count)
+    device["staging"] = int(setup.habits.device_extra * count)
+    host, nvme = _host_and_drives(shape, setup)
+    return device, host, nvme
+
+
+def _host_and_drives(shape: ModelShape, setup: Setup) -> tuple[dict[str, int], dict[str, int]]:
+    """What each node holds: all parameters over the nodes that share them."""
+    work, habits = setup.workload, setup.habits
+    share = setup.cluster.nodes if setup.stage >= 1 else 1
+    count = shape.parameters // share
+    host: dict[str, int] = {}
+    nvme: dict[str, int] = {}
+    if setup.optimizer is not Home.DEVICE:
+        tier = host if setup.optimizer is Home.HOST else nvme
+        if habits.host_bytes is not None:
+            tier["optim_states"] = int(habits.host_bytes * count)
+            if setup.optimizer is Home.NVME:
+                host["staging"] = _NVME_BUFFER_BYTES * setup.cluster.devices_per_node
+            return host, nvme
+        sixteen = work.state.sixteen_bit_master
+        tier["hp_params"] = (2 if sixteen else 4) * count
+        tier["optim_states"] = work.state.moments * count
+        one = work.accumulation == 1
+        role = "lp_grads" if one else "contiguous_grad_buffer"
+        host[role] = (work.precision.item_bytes if one else 4) * count
+        if setup.optimizer is Home.NVME:
+            host["staging"] = _NVME_BUFFER_BYTES * setup.cluster.devices_per_node
+    # Split masters hold the bf16 weight as their high half, and fp32 weights are masters.
+    in_master = work.precision.value != "fp16" and setup.weights is setup.optimizer
+    if setup.weights is not Home.DEVICE and not in_master:
+        tier = host if setup.weights is Home.HOST else nvme
+        tier["lp_params"] = work.precision.item_bytes * count
+    return host, nvme

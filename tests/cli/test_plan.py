@@ -1,0 +1,144 @@
+"""`forebay plan`: for people, for programs, and for those who mistype."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+import forebay
+from forebay.cli.main import main
+from forebay.hardware.catalog import CATALOG
+from plan_cases import LLAMA_8B, LLAMA_405B
+
+
+def _run(capsys, *words):
+    code = main(["plan", *map(str, words)])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+@pytest.fixture
+def model(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
+    return tmp_path
+
+
+def test_one_sentence_then_the_table_then_the_reasons(capsys, model):
+    code, out, err = _run(capsys, model, "--machine", "4090", "--sequence", 1024)
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0].startswith("Yes, this fits: all 8.03 billion parameters train on this device")
+    assert lines[1] == ""
+    order = [
+        out.index(part)
+        for part in (
+            "bytes by tier and role",
+            "An update takes",
+            "Why this one, and not another:",
+            "What more would buy:",
+            "Is offload worth it here?",
+            "Mind:",
+        )
+    ]
+    assert order == sorted(order)
+    assert "-> stage 3, optimizer on host, weights on host" in out
+    # The first sentence needs no word of the trade.
+    for word in ("ZeRO", "stage", "shard", "offload", "Adam", "GiB"):
+        assert word not in lines[0]
+
+
+def test_what_does_not_fit(capsys, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_405B))
+    code, out, _ = _run(capsys, tmp_path, "--machine", "4090")
+    assert code == 1
+    assert out.startswith("Training all 406 billion parameters does not fit on this device")
+    assert "The nearest changes that fit:" in out
+
+
+def test_json(capsys, model):
+    _, out, _ = _run(capsys, model, "--machine", "h100", "--nodes", 2, "--batch", 32, "--json")
+    plan = json.loads(out)
+    assert plan["fits"] is True
+    assert plan["config"]["train_batch_size"] == 32
+    assert plan["recommended"]["verdict"] == "recommended"
+    assert {one["label"] for one in plan["candidates"]} >= {"stage 0", "stage 3"}
+
+
+def test_compare(capsys, model, tmp_path):
+    picture = tmp_path / "compare.svg"
+    words = ["--machine", "a100-40", "--compare", "--picture", picture]
+    code, out, err = _run(capsys, model, *words)
+    assert (code, err.strip()) == (0, f"wrote {picture}")
+    assert "tokens per second on more devices" in out
+    assert "GB on each device" in picture.read_text() or picture.stat().st_size > 10_000
+
+
+def test_a_written_profile_is_planned_for(capsys, model, tmp_path):
+    path = tmp_path / "machine.json"
+    path.write_text(CATALOG["h100"].as_json())
+    by_name = _run(capsys, model, "--machine", "h100")
+    assert _run(capsys, model, "--profile", path) == by_name
+
+
+@pytest.mark.parametrize(
+    ("machine", "devices"), [("h200", 1), ("4090", 1)], ids=["nothing", "something"]
+)
+def test_the_written_configuration_trains(capsys, tmp_path, machine, devices):
+    """The recommendation for a large model, tried on a tiny one."""
+    path = tmp_path / "ready.json"
+    words = ["3e9", "--machine", machine, "--devices", devices, "--config", path]
+    code, _, _ = _run(capsys, *words, "--batch", 4, "--sequence", 512)
+    assert code == 0
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 8))
+    config = json.loads(path.read_text())
+    offloads = "offload_optimizer" in config["zero_optimization"]
+    assert offloads is (machine == "4090")
+    engine, *_ = forebay.initialize(model=model, config=config)
+    with engine:
+        for _ in range(2 * config["gradient_accumulation_steps"]):
+            x = torch.ones(config["train_micro_batch_size_per_gpu"], 8, dtype=torch.bfloat16)
+            engine.backward(engine(x).float().square().mean())
+            engine.step()
+        assert engine.global_steps == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["7e9"], "give one of --machine and --profile"),
+        (["7e9", "--machine", "a1"], "--machine 'a1' is not in the catalog, which knows v100-32"),
+        (["nowhere", "--machine", "h100"], "nowhere is neither a file or folder nor a parameter"),
+        (["0", "--machine", "h100"], "parameters is 0; it must be a whole number from 1"),
+        (["1e30", "--machine", "h100"], "parameters is"),
+        (["7e9", "--machine", "h100", "--nodes", "0"], "--nodes is 0; .* from 1 to 100,000"),
+        (["7e9", "--machine", "h100", "--devices", "-3"], "--devices is -3; .* from 1 to 1,024"),
+        (["7e9", "--machine", "h100", "--batch", "-8"], "--batch is -8; .* from 1 to"),
+        (["7e9", "--machine", "h100", "--batch", "12"], "on 8 devices it must be a multiple of 8"),
+        (["7e9", "--machine", "h100", "--sequence", "0"], "--sequence is 0; .* from 1 to"),
+        (["7e9", "--machine", "h100", "--micro-batch", "0"], "--micro-batch is 0"),
+        (["7e9", "--machine", "h100", "--precision", "fp8"], "--precision is 'fp8'; .* bf16, fp16"),
+        (["7e9", "--machine", "h100", "--optimizer", "x"], "--optimizer is 'x'; .* one of adamw"),
+        (["7e9", "--machine", "h100", "--recompute", "x"], "--recompute is 'x'; .* none, blocks"),
+        (["7e9", "--machine", "v100-32", "--precision", "bf16"], "no rate for bfloat16"),
+        (["7e9", "--machine", "h100", "--hidden", "0"], "--hidden is 0; .* from 1 to"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_wrong_input_is_one_line_with_field_and_range(capsys, words, message):
+    import re
+
+    code, out, err = _run(capsys, *words)
+    assert (code, out) == (2, "")
+    first, *rest = err.strip().splitlines()
+    assert re.search(message, first), first
+    assert len(rest) <= 1
+
+
+def test_profiles_of_another_version_are_refused(capsys, tmp_path):
+    path = tmp_path / "old.json"
+    path.write_text(json.dumps(json.loads(CATALOG["h100"].as_json()) | {"version": 1}))
+    code, _, err = _run(capsys, "7e9", "--profile", path)
+    assert code == 2
+    assert "is a profile of version 1, and this forebay reads version 2" in err
