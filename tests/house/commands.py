@@ -53,6 +53,9 @@ COMMANDS: dict[str, Run | ContinuousIntegration | Covered] = {
     ),
     "forebay probe --report": Run(),
     "forebay probe --quick --output machine.json": Run(),
+    "forebay plan 8B --machine 4090 --sequence 1024": Run(),
+    "forebay plan 13B --machine v100-32 --nodes 4 --batch 512 --sequence 1024 --compare": Run(),
+    "forebay plan 70B --machine a100-80 --hidden 8192 --layers 80 --config ready.json": Run(),
     "forebay bench adam --output results": Covered(
         "tests/unit/test_bench.py::test_commands_write_tables"
     ),
