@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from forebay.plan.choose import Question
 
 __all__ = ["plan"]
 
@@ -101,21 +104,25 @@ def plan(  # noqa: PLR0913 - one parameter for each option
             vocab=vocab,
         )
     )
-    choice = choose(question)
     if compare:
-        from forebay.plan.compare import comparison
-
-        table = comparison(question)
-        typer.echo(table.as_json() if as_json else table.as_text(), nl=False)
-        if picture is not None:
-            from forebay.observe.plan_picture import draw_comparison
-
-            draw_comparison(picture, table)
-            typer.echo(f"wrote {picture}", err=True)
+        _compare(question, picture=picture, as_json=as_json)
         return 0
+    choice = choose(question)
     found = as_dict(choice) if as_json or config else {}
     if config is not None and "config" in found:
         config.write_text(json.dumps(found["config"], indent=2) + "\n", encoding="utf-8")
         typer.echo(f"wrote {config}", err=True)
     typer.echo(json.dumps(found, indent=2) + "\n" if as_json else as_text(choice), nl=False)
     return 0 if choice.best is not None else 1
+
+
+def _compare(question: Question, *, picture: Path | None, as_json: bool) -> None:
+    from forebay.plan.compare import comparison
+
+    table = comparison(question)
+    typer.echo(table.as_json() if as_json else table.as_text(), nl=False)
+    if picture is not None:
+        from forebay.observe.plan_picture import draw_comparison
+
+        draw_comparison(picture, table)
+        typer.echo(f"wrote {picture}", err=True)
