@@ -26,3 +26,10 @@ def test_command_line_page_is_current() -> None:
     tool = _tool("cli_reference")
     committed = (ROOT / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
     assert tool["reference"](app) == committed
+
+
+def test_page_of_published_figures_is_current() -> None:
+    """Run `python tools/plan_claims.py` after a change to the planner's model."""
+    tool = _tool("plan_claims")
+    committed = (ROOT / "docs" / "plan-claims.md").read_text(encoding="utf-8")
+    assert tool["page"]() == committed

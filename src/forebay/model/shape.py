@@ -132,6 +132,12 @@ class ModelShape:
         idle = self.experts.count - self.experts.active
         return self.block_parameters - idle * 3 * self.hidden * self.experts.ffn
 
+    @property
+    def largest_matrix(self) -> int:
+        """Parameters of the largest matrix."""
+        shapes = [*self.embedding_shapes(), *self.block_shapes(), *self.head_shapes()]
+        return max(math.prod(shape) for shape in shapes)
+
     def unit_elements(self) -> list[int]:
         """Parameters of each unit, in the order of `spec`."""
         head = _count(self.head_shapes())

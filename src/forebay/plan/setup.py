@@ -38,24 +38,26 @@ class Habits:
         host_bytes: Host bytes per parameter with optimizer state on the host or on drives; None
             for what the engine places.
         device_extra: Device bytes per parameter beyond the stage's formula.
-        kept_gradients: Bytes per parameter of its slice that a rank keeps on the device although
-            the optimizer's state is on the host.
+        buckets: Device bytes for buckets that collectives go through.
         state_traffic: Bytes per parameter that state on drives moves in all; None for the engine's.
         update_traffic: Host memory traffic of an update per parameter; None for the engine's.
         collectives: Whether they run beside backward.
         update: Whether it runs beside the next forward.
         checkpoints: Where recomputation's inputs live.
+        tiles: Pieces that a layer's largest matrix is cut into, each fetched by itself; 0 where
+            whole units are.
     """
 
     name: str = "forebay"
     host_bytes: float | None = None
     device_extra: float = 0.0
-    kept_gradients: float = 0.0
+    buckets: int = 0
     state_traffic: float | None = None
     update_traffic: float | None = None
     collectives: Overlap = Overlap.BESIDE
     update: Overlap = Overlap.BESIDE
     checkpoints: Home = Home.DEVICE
+    tiles: int = 0
 
 
 FOREBAY = Habits()

@@ -170,13 +170,17 @@ def _formulas(
     count = shape.parameters // work.tensor_parallel
     item = work.precision.item_bytes
     largest = max(shape.unit_elements()) // work.tensor_parallel
+    if setup.habits.tiles:
+        largest = shape.largest_matrix // work.tensor_parallel // setup.habits.tiles
     share = ranks if setup.stage >= 1 else 1
     device: dict[str, int] = {}
     at_once = _UNITS_AT_ONCE * item * largest
+    passing = 0
     if setup.weights is not Home.DEVICE:
-        device["lp_params"] = min(at_once, item * count)
+        passing += min(at_once, item * count)
     elif setup.stage == 3 and ranks > 1:
-        device["lp_params"] = item * count // ranks + at_once
+        device["lp_params"] = item * count // ranks
+        passing += at_once
     else:
         device["lp_params"] = item * count
     master = 0 if work.state.sixteen_bit_master else work.precision.master_bytes
@@ -186,15 +190,14 @@ def _formulas(
         whole = _whole_gradients(shape, setup)
         device["lp_grads"] = whole // (ranks if setup.stage >= 2 else 1)
         if setup.stage >= 2 and ranks > 1:
-            device["lp_grads"] += at_once
+            passing += at_once
     else:
         # Gradients leave as backward makes them; a few wait for the link.
         own = item * count // ranks
         waiting = max(2 * item * largest // ranks, min(own // _BACKLOG_SHARE, _BACKLOG_BYTES))
-        arriving = at_once if ranks > 1 else 0
-        kept = int(setup.habits.kept_gradients * count) // ranks
-        device["lp_grads"] = min(arriving + max(waiting, kept), item * count)
-    device["staging"] = int(setup.habits.device_extra * count)
+        passing += at_once if ranks > 1 else 0
+        device["lp_grads"] = min(waiting, item * count)
+    device["staging"] = passing + setup.habits.buckets + int(setup.habits.device_extra * count)
     host, nvme = _host_and_drives(shape, setup)
     return device, host, nvme
 

@@ -1,0 +1,1 @@
+"""Rows of published figures, for `tools/plan_claims.py`."""
