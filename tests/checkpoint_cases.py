@@ -13,7 +13,7 @@ from forebay.config.resolved import BatchSpec, CheckpointSpec, ResolvedConfig
 from forebay.engine import EngineOptions, offload_with
 from forebay.engine.options import Timing
 from forebay.optim.loss_scale import DynamicLossScale, LossScaleConfig
-from forebay.plan import UpdatePlace
+from forebay.plan import UpdatePlace, WeightPlace
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,6 +34,7 @@ PLACES = {
     "device": UpdatePlace.DEVICE,
     "host": UpdatePlace.HOST,
     "streamed": UpdatePlace.STREAMED,
+    "weights": UpdatePlace.HOST,
 }
 
 
@@ -87,6 +88,8 @@ def engine_of(layout: Layout, *, seed: int = 0) -> TrainingEngine:
     options = EngineOptions(
         device="cpu",
         update=PLACES[layout.place],
+        weights=WeightPlace.HOST if layout.place == "weights" else WeightPlace.DEVICE,
+        pool_bytes=0,
         unit_elements=layout.unit_elements,
         timing=layout.timing,
         clip_norm=1.0,

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from forebay import ops as ops
     from forebay import runtime as runtime
     from forebay import utils as utils
+    from forebay import zero as zero
     from forebay.compat.api import add_config_arguments, initialize
     from forebay.compat.distributed import init_distributed
     from forebay.engine.offload import offload
@@ -66,7 +67,7 @@ _LAZY = {
 }
 
 # Modules that scripts reach as attributes, without an import of their own.
-_MODULES = frozenset({"ops", "runtime", "utils"})
+_MODULES = frozenset({"ops", "runtime", "utils", "zero"})
 
 # What scripts for DeepSpeed use and forebay has not, with what to write instead.
 _ABSENT = {
@@ -76,8 +77,6 @@ _ABSENT = {
     "comm": "use torch.distributed",
     "init_inference": "forebay trains; use the trained module as it is",
     "tp_model_init": "one process trains the whole model: pass a plain nn.Module to initialize",
-    "zero": "in one process build the model as usual and read its parameters as they are "
-    "(engine.synchronize() first, between step() and the next forward)",
 }
 
 

@@ -6,8 +6,9 @@ state lives and which calls drive it.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ import forebay
 from forebay.accelerators.select import default_device
 from forebay.engine import EngineOptions, offload_with
 from forebay.engine.options import Timing
-from forebay.plan import UpdatePlace
+from forebay.plan import UpdatePlace, WeightPlace
 from numerics.training import Trained
 
 VOCABULARY = 61
@@ -195,11 +196,42 @@ def by_offload(job: Job, *, place: UpdatePlace = UpdatePlace.HOST, between: Betw
             device=DEVICE, update=place, clip_norm=job.clip, timing=Timing.SYNCHRONOUS
         )
         model, optimizer = offload_with(model, source, options=options)
+    return _loop(job, model, optimizer, between)
+
+
+# Weights on the host, and on the device what computes at once and one more unit.
+STREAMED = EngineOptions(weights=WeightPlace.HOST, pool_bytes=0, update=UpdatePlace.HOST)
+
+
+def by_streaming(
+    job: Job,
+    *,
+    options: EngineOptions = STREAMED,
+    between: Between = None,
+    around: Callable[[], Any] = contextlib.nullcontext,
+):
+    """Train in a plain loop with weights on the host; forwards run inside `around()`."""
+    model = build(job)
+    source = torch.optim.AdamW(groups_of(model, job), lr=job.lr)
+    chosen = replace(options, device=DEVICE, clip_norm=job.clip)
+    model, optimizer = offload_with(model, source, options=chosen)
+    assert all(unit.streams_weights for unit in optimizer.engine.units)
+    return _loop(job, model, optimizer, between, around)
+
+
+def _loop(
+    job: Job,
+    model: nn.Module,
+    optimizer: Any,
+    between: Between,
+    around: Callable[[], Any] = contextlib.nullcontext,
+):
     losses, norms = [], []
     for step in range(job.steps):
         for micro in range(job.micro):
             torch.manual_seed(step)
-            loss = loss_of(model, tokens(step, micro))
+            with around():
+                loss = loss_of(model, tokens(step, micro))
             (loss / job.micro).backward()
             losses.append(loss.item())
         optimizer.step()
@@ -210,18 +242,26 @@ def by_offload(job: Job, *, place: UpdatePlace = UpdatePlace.HOST, between: Betw
     return _trained(model, optimizer, losses, norms)
 
 
-def by_initialize(job: Job, *, place: UpdatePlace = UpdatePlace.HOST, between: Between = None):
+def by_initialize(
+    job: Job,
+    *,
+    place: UpdatePlace = UpdatePlace.HOST,
+    weights: WeightPlace = WeightPlace.DEVICE,
+    between: Between = None,
+):
     """Train through DeepSpeed's calls and a configuration given as a dict."""
     model = build(job)
     on_host = place is UpdatePlace.HOST
+    away = {"offload_param": {"device": "cpu"}, "stage3_max_live_parameters": 0}
     config = {
         "train_micro_batch_size_per_gpu": 3,
         "gradient_accumulation_steps": job.micro,
         "gradient_clipping": job.clip,
         "bf16": {"enabled": job.dtype is torch.bfloat16},
         "zero_optimization": {
-            "stage": 2,
+            "stage": 3 if weights is WeightPlace.HOST else 2,
             "offload_optimizer": {"device": "cpu" if on_host else "none"},
+            **(away if weights is WeightPlace.HOST else {}),
         },
         "optimizer": {"type": "AdamW", "params": {"lr": job.lr}},
         "forebay": {"synchronous": not on_host},

@@ -59,14 +59,14 @@ PLACES = {
     "streamed_in_little_room": EngineOptions(update=UpdatePlace.STREAMED, staging_bytes=6000),
     "mixed": EngineOptions(places=_every_place_in_turn, unit_elements=30),
     # Weights on the host; the largest unit takes 1,536 or 2,560 bytes, all three 4,096 or 6,656.
-    "weights_one_by_one": EngineOptions(weights=WeightPlace.HOST, pool_bytes=2560),
+    "weights_one_by_one": EngineOptions(weights=WeightPlace.HOST, device_budget=2560),
     "weights_two_by_two": EngineOptions(weights=WeightPlace.HOST, pool_bytes=5000),
     "weights_in_ample_room": EngineOptions(weights=WeightPlace.HOST),
     "weights_by_parameter": EngineOptions(
-        weights=WeightPlace.HOST, pool_bytes=2560, unit_elements=1, piece_elements=64
+        weights=WeightPlace.HOST, device_budget=2560, unit_elements=1, piece_elements=64
     ),
     "weights_and_whole_masters": EngineOptions(
-        weights=WeightPlace.HOST, pool_bytes=2560, bf16_master=SixteenBitMaster.WHOLE
+        weights=WeightPlace.HOST, device_budget=2560, bf16_master=SixteenBitMaster.WHOLE
     ),
     "weights_and_state_streamed": EngineOptions(
         weights=WeightPlace.HOST, pool_bytes=2560, update=UpdatePlace.STREAMED

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,16 +12,18 @@ import transformers
 from safetensors.torch import load_model, save_model
 
 import forebay
-from forebay.plan import UpdatePlace
+from forebay.plan import UpdatePlace, WeightPlace
 from numerics.real_models import (
     CHECKPOINTS,
     DEVICE,
     MODELS,
+    STREAMED,
     VOCABULARY,
     Job,
     build,
     by_initialize,
     by_offload,
+    by_streaming,
     groups_of,
     loss_of,
     tokens,
@@ -70,6 +73,7 @@ def test_faces_and_places_give_the_same_bits(job):
     assert_same_bits(expected, by_offload(job))
     assert_same_bits(expected, by_initialize(job))
     assert_same_bits(expected, by_initialize(job, place=UpdatePlace.DEVICE))
+    assert_same_bits(expected, by_initialize(job, weights=WeightPlace.HOST))
 
 
 class _Reader:
@@ -94,11 +98,13 @@ class _Reader:
 def test_evaluation_between_steps_reads_new_weights_and_changes_nothing(name):
     """The forward after `step()` is an evaluation: it must wait for the weights, too."""
     job = Job(name, dtype=torch.bfloat16)
-    readers = [_Reader() for _ in range(3)]
+    readers = [_Reader() for _ in range(5)]
     runs = [
         by_offload(job, place=UpdatePlace.DEVICE, between=readers[0]),
         by_offload(job, between=readers[1]),
         by_initialize(job, between=readers[2]),
+        by_streaming(job, between=readers[3]),
+        by_streaming(job, options=replace(STREAMED, unit_elements=1), between=readers[4]),
     ]
     assert len(set(readers[0].losses)) == job.steps
     for run, reader in zip(runs, readers, strict=True):
@@ -106,9 +112,10 @@ def test_evaluation_between_steps_reads_new_weights_and_changes_nothing(name):
         assert (reader.losses, reader.texts) == (readers[0].losses, readers[0].texts)
 
 
+@pytest.mark.parametrize("face", [by_offload, by_streaming])
 @pytest.mark.parametrize("name", CAUSAL)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_save_pretrained_after_training(name, dtype, tmp_path):
+def test_save_pretrained_after_training(name, dtype, face, tmp_path):
     """Saved at once after `step()`, while new weights are on their way."""
     saved = []
 
@@ -117,7 +124,7 @@ def test_save_pretrained_after_training(name, dtype, tmp_path):
             model.save_pretrained(tmp_path)
             saved.append(sum(p.nbytes for p in model.parameters()))
 
-    trained = by_offload(Job(name, dtype=dtype), between=save)
+    trained = face(Job(name, dtype=dtype), between=save)
     loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype)
     state = loaded.state_dict()
     assert state.keys() == trained.weights.keys()

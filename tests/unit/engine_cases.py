@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from forebay.engine import EngineOptions, offload_with
-from forebay.plan import SixteenBitMaster, UpdatePlace
+from forebay.plan import SixteenBitMaster, UpdatePlace, WeightPlace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -22,6 +22,7 @@ PLACES = {
     "host": CPU,
     "resident": RESIDENT,
     "streamed": EngineOptions(device="cpu", update=UpdatePlace.STREAMED),
+    "weights_away": EngineOptions(device="cpu", weights=WeightPlace.HOST, pool_bytes=0),
     "whole": EngineOptions(device="cpu", bf16_master=SixteenBitMaster.WHOLE),
     "resident_whole": EngineOptions(
         device="cpu", update=UpdatePlace.DEVICE, bf16_master=SixteenBitMaster.WHOLE

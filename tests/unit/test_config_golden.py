@@ -21,10 +21,6 @@ from forebay.config import (
     ZeroSpec,
 )
 
-_PARAM_CPU = (
-    'config key zero_optimization.offload_param.device = "cpu" is not supported yet\n'
-    'hint: write "none": optimizer state alone may live on the host'
-)
 _TRAINER: dict[str, Any] = {
     "train_batch_size": "auto",
     "train_micro_batch_size_per_gpu": "auto",
@@ -175,8 +171,15 @@ def test_trainers_stage_2() -> None:
     assert half.precision.loss_scale == LossScaleSpec(initial_scale_power=32)
 
 
-def test_trainers_stage_3_is_refused_for_offloaded_parameters_alone() -> None:
-    assert str(refusal(_TRAINER_STAGE3)) == _PARAM_CPU
+def test_trainers_stage_3() -> None:
+    result = resolved(_TRAINER_STAGE3)
+    assert result.zero == ZeroSpec(
+        stage=3,
+        optimizer_tier="host",
+        parameter_tier="host",
+        live_elements=0,
+        unit_elements=1,
+    )
     result = resolved(_without(_TRAINER_STAGE3, "zero_optimization.offload_param"))
     assert result.zero == ZeroSpec(stage=3, optimizer_tier="host", unit_elements=1)
     notes = {row.path: row.note for row in result.rows}
@@ -199,7 +202,7 @@ def test_both_offloads_with_auto_buckets() -> None:
             "sub_group_size": 1e9,
         },
     }
-    assert str(refusal(raw)) == _PARAM_CPU
+    assert resolved(raw).zero == ZeroSpec(stage=3, optimizer_tier="host", parameter_tier="host")
     none = merged(raw, {"zero_optimization": {"offload_param": {"device": "none"}}})
     assert resolved(none).zero == ZeroSpec(stage=3, optimizer_tier="host")
 
@@ -209,7 +212,7 @@ def test_nvme_for_both() -> None:
         'config key zero_optimization.offload_optimizer.device = "nvme" is not supported yet\n'
         'hint: write "cpu" or "none"\n'
         'config key zero_optimization.offload_param.device = "nvme" is not supported yet\n'
-        'hint: write "none": optimizer state alone may live on the host'
+        'hint: write "cpu" or "none"'
     )
 
 
@@ -236,6 +239,22 @@ def test_offloaded_parameters_need_stage_3(stage: int) -> None:
         f"3, and the stage is {stage}\n"
         "hint: write stage 3, or delete zero_optimization.offload_param"
     )
+
+
+def test_offloaded_parameters_need_state_on_the_host() -> None:
+    raw = {"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}
+    error = refusal(raw)
+    assert "offload_param.device = cpu needs optimizer state on the host too" in error.message
+    assert error.hint == 'write "offload_optimizer": {"device": "cpu"} beside it'
+    both = {"offload_optimizer": {"device": "cpu", "pin_memory": False}}
+    assert resolved(raw, {"zero_optimization": both}).zero.pin_memory is False
+    differ = merged(raw, {"zero_optimization": {"offload_param": {"pin_memory": True}}})
+    assert "pin_memory is True, and" in refusal(differ, {"zero_optimization": both}).message
+
+
+def test_old_form_of_offloaded_parameters() -> None:
+    raw = {"zero_optimization": {"stage": 3, "cpu_offload": True, "cpu_offload_param": True}}
+    assert resolved(raw).zero == ZeroSpec(stage=3, optimizer_tier="host", parameter_tier="host")
 
 
 def test_integration_with_everything_auto() -> None:

@@ -22,6 +22,7 @@ _TOGETHER = (
     "optimizer.",
     "scheduler.",
     "train_batch_size",
+    "zero_optimization.cpu_offload_param",
     "data_types.grad_accum_dtype",
     "data_types.param_dtype",
 )

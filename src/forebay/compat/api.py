@@ -31,7 +31,7 @@ from forebay.engine.engine import Engine
 from forebay.engine.optimizer import OffloadedOptimizer
 from forebay.engine.options import EngineOptions, OverflowCheck, Timing
 from forebay.optim.loss_scale import DynamicLossScale, LossScaleConfig, StaticLossScale
-from forebay.plan.placement import UpdatePlace
+from forebay.plan.placement import UpdatePlace, WeightPlace
 from forebay.plan.share import places_for_share
 
 if TYPE_CHECKING:
@@ -181,10 +181,13 @@ def engine_options(
     on_host = config.zero.optimizer_tier == "host"
     profile = measured_profile(config, device=device)
     ratio, cores = config.zero.ratio, config.zero.update_cores
+    streams, live = config.zero.parameter_tier == "host", config.zero.live_elements
     return EngineOptions(
         device=device,
         update=None if on_host else UpdatePlace.DEVICE,
         places=partial(places_for_share, share=ratio) if on_host and ratio is not None else None,
+        weights=WeightPlace.HOST if streams else WeightPlace.DEVICE,
+        pool_bytes=None if live is None else live * DTYPES[config.precision.dtype].itemsize,
         core_share=cores,
         threads=None if profile is None or cores is not None else enough_threads(profile),
         clip_norm=config.clip_norm,

@@ -76,7 +76,8 @@ def safe_set_full_fp32_param(param: torch.Tensor, value: torch.Tensor) -> None:
     if not part.high_is_weight or part.low is not None:
         part.set_master(slot, single)
     with torch.no_grad():
-        part.weight(slot).copy_(round_to(single, part.dtype))
+        part.stored(slot).copy_(round_to(single, part.dtype))
+    hook.engine.streaming.stored_changed()
     torch.autograd.graph.increment_version(record.param)
     record.rebase()
 

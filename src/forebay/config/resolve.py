@@ -13,6 +13,7 @@ from forebay.config.batch import resolve_batch
 from forebay.config.facts import Facts
 from forebay.config.lookup import Lookup
 from forebay.config.optimizer import resolve_optimizer, resolve_scheduler
+from forebay.config.parameters import resolve_parameters
 from forebay.config.precision import check_accumulation_dtype, resolve_precision
 from forebay.config.reader import read
 from forebay.config.resolved import (
@@ -119,15 +120,15 @@ def _zero(lookup: Lookup) -> ZeroSpec:
         note = "from the old form, cpu_offload"
         lookup.record(f"{_OFFLOAD}.device", device, Source.DERIVED, note=note)
         lookup.record(f"{_OFFLOAD}.pin_memory", pin_memory, Source.DERIVED, note=note)
-    # Neither does anything yet: other values are refused.
-    lookup.take(f"{_ZERO}.offload_param.device")
-    lookup.moot([f"{_ZERO}.cpu_offload_param"], note="")
+    parameters = resolve_parameters(lookup, state_on_host=device == "cpu", pin_memory=pin_memory)
     ratio, cores = (lookup.take(f"{_OFFLOAD}.{name}") for name in ("ratio", "cpuadam_cores_perc"))
     if device != "cpu":
         lookup.annotate(f"{_OFFLOAD}.ratio", "changes nothing: it acts with device cpu")
     return ZeroSpec(
         stage=stage,
         optimizer_tier="host" if device == "cpu" else "device",
+        parameter_tier=parameters.tier,
+        live_elements=parameters.live_elements,
         pin_memory=pin_memory,
         ratio=None if ratio is None else float(ratio),
         update_cores=None if cores is None else float(cores),

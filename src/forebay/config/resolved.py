@@ -31,6 +31,7 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 
 # DeepSpeed's default, and so what says "units follow the model's blocks".
 _SUB_GROUP_DEFAULT: Final = 1_000_000_000
+_LIVE: Final = "stage3_max_live_parameters"
 
 
 class Source(enum.Enum):
@@ -154,6 +155,9 @@ class ZeroSpec:
     Attributes:
         stage: As given, 0 to 3.
         optimizer_tier: Where masters and moments live.
+        parameter_tier: Where the working weights live.
+        live_elements: Elements of weights that may be on the device at a time while they live on
+            the host; None for what the budget leaves.
         pin_memory: Whether to page-lock what is copied.
         ratio: Share of the optimizer state that is updated on the host; None lets the planner
             decide.
@@ -164,6 +168,8 @@ class ZeroSpec:
 
     stage: int = 0
     optimizer_tier: Literal["device", "host"] = "device"
+    parameter_tier: Literal["device", "host"] = "device"
+    live_elements: int | None = None
     pin_memory: bool = True
     ratio: float | None = None
     update_cores: float | None = None
@@ -340,6 +346,10 @@ def _optimizer_dict(optimizer: OptimizerSpec) -> dict[str, Any]:
 
 
 def _zero_dict(zero: ZeroSpec) -> dict[str, Any]:
+    param: dict[str, Any] = {"device": "none"}
+    if zero.parameter_tier == "host":
+        param = {"device": "cpu", "pin_memory": zero.pin_memory}
+    live = {} if zero.live_elements is None else {_LIVE: zero.live_elements}
     return {
         "stage": zero.stage,
         "sub_group_size": zero.unit_elements or _SUB_GROUP_DEFAULT,
@@ -349,5 +359,6 @@ def _zero_dict(zero: ZeroSpec) -> dict[str, Any]:
             "ratio": zero.ratio,
             "cpuadam_cores_perc": zero.update_cores,
         },
-        "offload_param": {"device": "none"},
+        "offload_param": param,
+        **live,
     }

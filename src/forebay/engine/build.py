@@ -28,7 +28,6 @@ from forebay.plan.placement import (
     UpdatePlace,
     WeightPlace,
 )
-from forebay.plan.pool_size import pool_bytes
 from forebay.plan.solve import choose_places
 from forebay.tiers.heap import HeapTrimmer
 from forebay.tiers.host import HostArena
@@ -84,11 +83,7 @@ def _update_places(
 
 
 def place(spec: ModelSpec, *, options: EngineOptions, device: torch.device) -> Placement:
-    """The placement that the options ask for.
-
-    Raises:
-        BudgetError: Weights on the host are to be streamed, and a unit does not fit.
-    """
+    """The placement that the options ask for; see `with_pool` for streamed weights' room."""
     places = _update_places(spec, options, device)
     units = tuple(
         UnitPlacement(
@@ -100,7 +95,7 @@ def place(spec: ModelSpec, *, options: EngineOptions, device: torch.device) -> P
         )
         for index, (unit, place) in enumerate(zip(spec.units, places, strict=True))
     )
-    placement = Placement(
+    return Placement(
         units=units,
         accumulation=accumulation_for(options),
         backwards_per_update=options.backwards or 1,
@@ -108,15 +103,6 @@ def place(spec: ModelSpec, *, options: EngineOptions, device: torch.device) -> P
         piece_elements=options.piece_elements,
         sharding=options.sharding,
     )
-    page = mmap.PAGESIZE if device.type == "cpu" else 1
-    pool = pool_bytes(
-        [unit.layout for unit in units if unit.weights is WeightPlace.HOST],
-        asked=options.pool_bytes,
-        device_budget=options.device_budget,
-        taken=_total(forecast(placement, device_page_bytes=page), "device"),
-        page_bytes=page,
-    )
-    return replace(placement, pool_bytes=pool)
 
 
 def refuse_what_does_not_fit(placement: Placement, *, options: EngineOptions, cpu: bool) -> None:

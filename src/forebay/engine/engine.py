@@ -32,6 +32,7 @@ from forebay.engine.learned_sums import LearnedSums
 from forebay.engine.masters import refresh_master
 from forebay.engine.options import EngineOptions, Timing
 from forebay.engine.part import PartMemory
+from forebay.engine.pool_room import with_pool
 from forebay.engine.ranks import connect_ranks
 from forebay.engine.refusals import refuse_mixed_directions, refuse_strangers, refuse_taken
 from forebay.engine.room import DeviceRoom
@@ -141,8 +142,15 @@ class Engine:
         refuse_taken(inspected.params)
         self.accelerator = accelerator_for(options.device)
         device = self.accelerator.device
-        self.placement = place(inspected.spec, options=options, device=device)
-        refuse_what_does_not_fit(self.placement, options=options, cpu=device.type == "cpu")
+        is_cpu = device.type == "cpu"
+        self.placement = with_pool(
+            place(inspected.spec, options=options, device=device),
+            root=model,
+            model=inspected,
+            options=options,
+            is_cpu=is_cpu,
+        )
+        refuse_what_does_not_fit(self.placement, options=options, cpu=is_cpu)
         return inspected
 
     def _allocate(self, inspected: InspectedModel) -> None:
@@ -211,7 +219,7 @@ class Engine:
             program=build_program(self.placement, order=self._order),
             expected=self.placement.backwards_per_update,
         )
-        self.streaming.residency.is_last_backward = lambda: self.collector.window.is_last
+        self.streaming.residency.is_last_backward = lambda: self.collector.window.will_be_last
         self._stepper = Stepper(
             self.collector,
             executor=self._executor,
@@ -238,6 +246,7 @@ class Engine:
     def receive_gradient(self, record: ParamRecord, param: torch.Tensor) -> None:
         """Autograd produced a gradient of a trained parameter."""
         self._barrier.refuse_closed("backward")
+        self.streaming.gradient_arrived(record.param)
         self.collector.receive(record, param)
 
     def step(self, *, divisor: float = 1.0) -> StepOutcome:
@@ -270,7 +279,7 @@ class Engine:
             for unit in self.units:
                 if unit.eager:
                     self._barrier.make_ready(unit)
-        self.streaming.residency.look_ahead()
+        self.streaming.residency.expect_forward()
         self.lanes.reap()
         self._swap.poll()
         if self.page_locking is not None:

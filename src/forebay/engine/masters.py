@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from forebay.engine.part import PartStorage
     from forebay.engine.record import ParamRecord
 
-__all__ = ["load_master", "refresh_master", "settle_stored"]
+__all__ = ["keep_written", "load_master", "refresh_master", "settle_stored"]
 
 # Some 24 bytes of temporary memory per element: 24 MiB at once.
 _CHUNK_ELEMENTS = 1 << 20
@@ -66,16 +66,30 @@ def refresh_master(record: ParamRecord) -> bool:
     return True
 
 
+def keep_written(record: ParamRecord) -> bool:
+    """`refresh_master` for a weight on the host whose copy on the device is about to go.
+
+    A master that waits for its weights goes on waiting.
+    """
+    return any(_written(record)) and _refresh_streamed(record)
+
+
+def _written(record: ParamRecord) -> tuple[bool, bool]:
+    """Whether the user assigned `p.data`, and whether he wrote into the copy on the device."""
+    if record.away is None:
+        return False, False
+    here = record.away if record.pending else record.part.weight(record.slot)
+    moved = record.slot.elements > 0 and record.param.data_ptr() != here.data_ptr()
+    return moved, not record.pending and record.param._version != record.version
+
+
 def _refresh_streamed(record: ParamRecord) -> bool:
     """The same for a weight that lives on the host, whether its copy on the device is there."""
     param, part, slot = record.param, record.part, record.slot
-    if record.away is None:
+    moved, written = _written(record)
+    if record.away is None or not (moved or written or record.master_is_loaded):
         return False
     here = record.away if record.pending else part.weight(slot)
-    moved = slot.elements > 0 and param.data_ptr() != here.data_ptr()
-    written = not record.pending and param._version != record.version
-    if not moved and not written and not record.master_is_loaded:
-        return False
     _refuse_other_form(record)
     part.await_readers()
     for ticket in [part.ticket, *part.loads]:

@@ -13,6 +13,7 @@ from forebay.engine.options import EngineOptions, Timing
 from forebay.errors import ConfigError, UnsupportedError
 from forebay.optim.loss_scale import DynamicLossScale, LossScaleConfig, StaticLossScale
 from forebay.optim.rule import AdamRule
+from forebay.plan.placement import WeightPlace
 from forebay.units_of_measure import parse_bytes
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ def offload(  # noqa: PLR0913 - the public face, fixed by the design
     device_budget: str | int | None = None,
     host_budget: str | int | None = None,
     clip_norm: float | None = None,
+    parameters: str = "device",
     synchronous: bool = False,
 ) -> tuple[nn.Module, OffloadedOptimizer]:
     """Keep a model's optimizer state in host memory and train it with the same arithmetic.
@@ -43,6 +45,8 @@ def offload(  # noqa: PLR0913 - the public face, fixed by the design
         device_budget: Bytes ("20GiB") that may be placed on the device; None for no bound.
         host_budget: Bytes that may be placed on the host; None for what the machine has.
         clip_norm: Bound on the global gradient norm; None does not clip.
+        parameters: Where the working weights live: "device", or "host" for models larger than the
+            device: each pass then brings them up unit by unit, into what `device_budget` leaves.
         synchronous: Let `step()` wait for everything instead of each unit's next forward.
 
     Returns:
@@ -66,11 +70,17 @@ def offload(  # noqa: PLR0913 - the public face, fixed by the design
             f"clip_norm is {clip_norm!r}; it must be a positive number",
             hint="clip_norm=None does not clip",
         )
+    if parameters not in ("device", "host"):
+        raise ConfigError(
+            f"parameters is {parameters!r}; weights live on the device or on the host",
+            hint='parameters="device" or parameters="host"',
+        )
     return offload_with(
         model,
         optimizer,
         options=EngineOptions(
             device=device,
+            weights=WeightPlace(parameters),
             device_budget=None if device_budget is None else parse_bytes(device_budget),
             host_budget=None if host_budget is None else parse_bytes(host_budget),
             clip_norm=clip_norm,

@@ -5,23 +5,24 @@ swap of `p.data`. Where the bytes come from is the source's business: a copy fro
 gather over ranks.
 
 Calls: `hold` and `release` around a module's forward; `acquire` where backward or a reader uses a
-unit; `renew` when stored weights have changed; `look_ahead` when nothing waits.
+unit; `renew` when stored weights have changed; `expect_forward` at the end of a step.
 """
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from forebay.engine.masters import refresh_master
+from forebay.engine.masters import keep_written
 from forebay.engine.unit import WeightState
 from forebay.errors import TransferError
 from forebay.plan.foresight import Pass
 from forebay.plan.weight_pool import MoveKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from forebay.accelerators.base import Waitable
     from forebay.engine.record import ParamRecord
@@ -116,16 +117,35 @@ class Residency:
             PendingWeightError: Someone wrote into weights that were away.
         """
         self._note_pass()
+        self._note_node()
         self._take_over_assigned(unit)
         unit.was_used = True
         is_new = self.pool.last != unit.index
-        for move in self.pool.use(unit.index):
+        self._bring(unit, self.pool.use(unit.index))
+        if is_new:
+            self.look_ahead()
+
+    def show(self, unit: Unit) -> None:
+        """`acquire` outside of any pass: for a reader, without a trace in the order of uses."""
+        self._take_over_assigned(unit)
+        self._bring(unit, self.pool.require(unit.index))
+
+    @contextlib.contextmanager
+    def showing(self, unit: Unit) -> Iterator[None]:
+        """`show`, and keep the unit inside a `with` block."""
+        self.show(unit)
+        self.pool.hold(unit.index)
+        try:
+            yield
+        finally:
+            self.pool.release(unit.index)
+
+    def _bring(self, unit: Unit, moves: Sequence[Move]) -> None:
+        for move in moves:
             self._carry_out(move)
         if unit.state is not WeightState.READY:
             self._await(unit)
             unit.arrive()
-        if is_new:
-            self.look_ahead()
 
     def _take_over_assigned(self, unit: Unit) -> None:
         """A tensor that the user put into `p.data` while the weight was away becomes the weight."""
@@ -139,9 +159,14 @@ class Residency:
             and record.param.data_ptr() != record.away.data_ptr()
         ]
         for record in assigned:
-            refresh_master(record)
+            keep_written(record)
         if assigned:
             self.drop_all([unit])
+
+    def expect_forward(self) -> None:
+        """New weights are made: bring up what the next forward needs first."""
+        self.pool.foresight.expect(Pass.FORWARD)
+        self.look_ahead()
 
     def look_ahead(self) -> None:
         """Bring up what is needed next, as far as there is room."""
@@ -162,7 +187,7 @@ class Residency:
                 self._carry_out(move)
 
     def _note_pass(self) -> None:
-        """Passes begin at the root; this finds those that do not, and keeps a node's units."""
+        """Passes begin at the root; this finds those that do not."""
         in_backward = torch._C._current_graph_task_id() >= 0
         kind = Pass.BACKWARD if in_backward else Pass.FORWARD
         if kind is not self.pool.foresight.kind:
@@ -172,12 +197,15 @@ class Residency:
             else:
                 self.begin_forward()
 
-    def use_in_node(self, unit: Unit) -> None:
-        """`acquire` for the autograd node that runs; it keeps all units that it asks for."""
+    def _note_node(self) -> None:
+        """What the last node of a backward asked for may go once another one runs."""
         node = torch._C._current_autograd_node()
         if node is not self._node:
             self._node = node
             self.pool.unguard()
+
+    def use_in_node(self, unit: Unit) -> None:
+        """`acquire` for the autograd node that runs; it keeps all units that it asks for."""
         self.acquire(unit)
         self.pool.guard(unit.index)
 
@@ -191,7 +219,7 @@ class Residency:
             return
         if unit.state is WeightState.READY:
             for record in unit.records:
-                refresh_master(record)  # what the user wrote into the weights must not be lost
+                keep_written(record)  # what the user wrote into the weights must not be lost
         # a load that nobody waited for still writes into the memory
         self._await(unit)
         unit.leave(self._nans)

@@ -202,6 +202,7 @@ def restore(engine: Engine, checkpoint: Checkpoint, found: Match) -> None:
         )
         random.check()
     engine.quiesce("load_checkpoint")
+    engine.streaming.stored_changed()
     engine.zero_grad()
     try:
         for record, entry in found.trained:
@@ -233,8 +234,9 @@ def _restore_record(
 ) -> None:
     part, slot = record.part, record.slot
     part.await_readers()
-    if slot.elements and record.param.data_ptr() != part.weight(slot).data_ptr():
-        record.param.data = part.weight(slot)  # the user had assigned p.data
+    shown = part.weight(slot) if record.away is None else record.away
+    if slot.elements and record.param.data_ptr() != shown.data_ptr():
+        record.param.data = shown  # the user had assigned p.data
     role = Role.MASTER if entry.kind is Kind.TRAINED else Role.VALUE
     part.sync_high()
     for start in range(0, slot.elements, _PIECE):

@@ -63,6 +63,7 @@ class SavedWeights:
                 hint="install torch 2.8 or later, or leave offload_param out",
             )
         self._use = use
+        self._pushed: list[Callable[[torch.Tensor], Any]] = []
         self._unit_of = {
             storage._cdata: unit
             for unit in units
@@ -74,14 +75,20 @@ class SavedWeights:
     def push(self) -> None:
         """Put the hooks on top of those in force; the calling thread's alone."""
         below = torch._C._autograd._top_saved_tensors_default_hooks(True)  # noqa: FBT003
-        torch._C._autograd._push_saved_tensors_default_hooks(
-            partial(self._pack, below), self._unpack
-        )
+        pack = partial(self._pack, below)
+        torch._C._autograd._push_saved_tensors_default_hooks(pack, self._unpack)
+        self._pushed.append(pack)
 
-    @staticmethod
-    def pop() -> None:
+    def pop(self) -> None:
         """Undo the last `push`."""
         torch._C._autograd._pop_saved_tensors_default_hooks()
+        self._pushed.pop()
+
+    @property
+    def are_on_top(self) -> bool:
+        """Whether they hear of what the calling thread saves now."""
+        top = torch._C._autograd._top_saved_tensors_default_hooks(True)  # noqa: FBT003
+        return bool(self._pushed) and top is not None and top[0] is self._pushed[-1]
 
     def _pack(self, below: Any, tensor: torch.Tensor) -> _Saved | _Underneath:
         unit = self._unit_of.get(_storage_of(tensor))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 from forebay.engine.host_weights import HostWeights
@@ -11,13 +12,14 @@ from forebay.engine.residency import Residency
 from forebay.engine.saved_weights import SavedWeights
 from forebay.engine.streaming_hooks import StreamingHooks
 from forebay.engine.unit import WeightState
-from forebay.model.tree import smallest_around
+from forebay.model.external import external_parameters
+from forebay.model.holding import held_by_modules
 from forebay.plan.memory import streamed_bytes
 from forebay.plan.weight_pool import WeightPool
 from forebay.tiers.ledger import Ledger, Role, Tier
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from torch import nn
 
@@ -89,31 +91,56 @@ class Streaming:
         """Hook the modules; a no-op where no unit streams."""
         if not self._units:
             return
-        units_of: dict[int, tuple[Unit, ...]] = {}
+        held = held_by_modules(
+            root,
+            owners={
+                unit.index: [owners[record.index] for record in unit.records]
+                for unit in self._units
+            },
+        )
+        by_index = {unit.index: unit for unit in self._units}
         members: dict[int, tuple[ParamRecord, Unit]] = {}
         for unit in self._units:
-            around = [owner for r in unit.records for owner in owners[r.index]]
-            anchor = smallest_around(root, [owners[r.index][0] for r in unit.records])
-            if anchor is not None and anchor is not root:
-                around.append(anchor)
-            for module in around:
-                known = units_of.get(id(module), ())
-                if unit not in known:
-                    units_of[id(module)] = (*known, unit)
             members.update({id(record.param): (record, unit) for record in unit.records})
+        for module in root.modules():
+            for param in external_parameters(module):
+                known = held.get(id(module), ())
+                if id(param) in members and members[id(param)][0].unit not in known:
+                    held[id(module)] = (*known, members[id(param)][0].unit)
         self._hooks = StreamingHooks(
             root,
             residency=self.residency,
             saved=SavedWeights(self._units, use=self.residency.use_in_node),
-            units_of=units_of,
+            units_of={key: tuple(by_index[i] for i in found) for key, found in held.items()},
             members=members,
             before_copy=before_copy,
         )
 
-    def declare(self, module: nn.Module, unit: Unit) -> None:
-        """A module reads weights of a unit that it does not own."""
-        if self._hooks is not None and unit.streams_weights:
-            self._hooks.declare(module, unit)
+    def declare(self, module: nn.Module, param: nn.Parameter) -> None:
+        """A module reads a weight that it does not own."""
+        if self._hooks is not None:
+            self._hooks.declare(module, param)
+
+    @contextlib.contextmanager
+    def window(self, records: Iterable[ParamRecord]) -> Iterator[None]:
+        """Inside it, weights are on the device; what is written into them is kept."""
+        streamed = {unit.index: unit for unit in self._units}
+        chosen = [record for record in records if record.unit in streamed]
+        with contextlib.ExitStack() as stack:
+            for index in dict.fromkeys(record.unit for record in chosen):
+                stack.enter_context(self.residency.showing(streamed[index]))
+            yield
+            for record in chosen:
+                refresh_master(record)
+
+    def gradient_arrived(self, param: nn.Parameter) -> None:
+        """Backward has done with a parameter."""
+        if self._hooks is not None:
+            self._hooks.gradient_arrived(param)
+
+    def stored_changed(self) -> None:
+        """Stored weights were written from outside: copies on the device are old."""
+        self.residency.drop_all()
 
     def take_over(self, units: Iterable[Unit] | None = None) -> None:
         """Let stored weights follow what the user wrote or assigned."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from forebay.engine.masters import refresh_master, settle_stored
+from forebay.engine.masters import keep_written, settle_stored
 from forebay.engine.module_hook import ModuleHook
 from forebay.engine.unit import WeightState
 from forebay.engine.watched import WatchedParameters
@@ -71,6 +71,8 @@ class StreamingHooks:
         self._units_of = units_of
         self._members = members
         self._frames: list[_Frame] = []
+        # Units that a recomputed function reads outside of any module, by the parameter read.
+        self._pinned: dict[int, Unit] = {}
         self._handles: list[RemovableHandle] = []
         self._watched: list[nn.Module] = []
         self._before_copy = before_copy
@@ -103,10 +105,11 @@ class StreamingHooks:
             if id(param) in self._members
         ]
 
-    def declare(self, module: nn.Module, unit: Unit) -> None:
-        """A module reads weights of a unit in its forward, though it does not own them."""
+    def declare(self, module: nn.Module, param: nn.Parameter) -> None:
+        """A module reads a weight in its forward, though it does not own it."""
         known = self._units_of.get(id(module), ())
-        if unit not in known:
+        _, unit = self._members.get(id(param), (None, None))
+        if unit is not None and unit not in known:
             self._units_of[id(module)] = (*known, unit)
 
     def _enter(self, module: nn.Module, _args: Any) -> None:
@@ -114,6 +117,7 @@ class StreamingHooks:
             return
         if module is self._root and torch._C._current_graph_task_id() < 0:
             self._forget_frames()
+            self._unpin_all()
             self._residency.begin_forward()
         frame = _Frame(module)
         self._frames.append(frame)
@@ -146,14 +150,14 @@ class StreamingHooks:
     ) -> None:
         """A state dict refers to weights where they live: on the host."""
         for name, record, _ in self._streamed(module):
-            refresh_master(record)
+            keep_written(record)
             if prefix + name in state:
                 state[prefix + name] = record.part.stored(record.slot)
 
     def _before_load(self, module: nn.Module, *_args: Any) -> None:
         """Weights are loaded where they live."""
         for _, record, unit in self._streamed(module):
-            refresh_master(record)
+            keep_written(record)
             self._residency.drop_all([unit])
             record.param.data = record.part.stored(record.slot)
 
@@ -168,17 +172,34 @@ class StreamingHooks:
         _, unit = self._members.get(id(param), (None, None))
         if unit is None or torch.compiler.is_compiling():
             return
-        if self._frames:
+        in_backward = torch._C._current_graph_task_id() >= 0
+        if in_backward and torch.is_grad_enabled() and not self._saved.are_on_top:
+            # A checkpointed function, not a module: nobody will tell when backward uses this.
+            if id(param) not in self._pinned:
+                self._residency.hold(unit)
+                self._pinned[id(param)] = unit
+        elif self._frames:
             frame = self._frames[-1]
             if unit not in frame.held and unit not in frame.read:
                 self._residency.read(unit)
                 frame.read.append(unit)
         elif unit.state is not WeightState.READY:
-            self._residency.acquire(unit)
+            self._residency.show(unit)
+
+    def gradient_arrived(self, param: nn.Parameter) -> None:
+        """Backward has done with a parameter."""
+        unit = self._pinned.pop(id(param), None)
+        if unit is not None:
+            self._residency.release(unit)
+
+    def _unpin_all(self) -> None:
+        while self._pinned:
+            self._residency.release(self._pinned.popitem()[1])
 
     def detach(self) -> None:
         """Remove every hook."""
         self._forget_frames()
+        self._unpin_all()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()

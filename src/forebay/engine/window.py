@@ -74,6 +74,13 @@ class Window:
             return self.boundary
         return self.backwards >= self.expected
 
+    @property
+    def will_be_last(self) -> bool:
+        """`is_last` of the present backward, or of the next one while none has a gradient."""
+        if self.boundary is not None:
+            return self.boundary
+        return self.backwards + (not self._counted) >= self.expected
+
     def touch(self) -> None:
         """Note that the running graph task may contribute; call from inside backward."""
         task = torch._C._current_graph_task_id()

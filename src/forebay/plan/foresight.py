@@ -58,6 +58,12 @@ class Foresight:
         self._expected = self.order(kind)
         self._at = 0
 
+    def expect(self, kind: Pass) -> None:
+        """The running pass is over, and one of this kind comes next."""
+        self.end()
+        self._at = len(self._expected)
+        self._then = kind
+
     def end(self) -> None:
         """Remember what the running pass did."""
         if self.kind is not None and self._used:

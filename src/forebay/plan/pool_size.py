@@ -2,66 +2,74 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from forebay.errors import BudgetError
-from forebay.plan.memory import streamed_bytes
 from forebay.units_of_measure import budget_text, format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping
 
-    from forebay.model.layout import UnitLayout
-
-__all__ = ["pool_bytes"]
+__all__ = ["PoolNeeds", "pool_bytes"]
 
 # DeepSpeed's default of stage3_max_live_parameters, 1e9, in 16 bits.
 _DEFAULT_BYTES = 2_000_000_000
-# One computes, one comes, one goes.
-_DEFAULT_UNITS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolNeeds:
+    """What streamed weights need.
+
+    Attributes:
+        sizes: Bytes of each unit by its name.
+        at_once: Bytes that a forward holds at the same time at the most.
+        names: The units of `at_once`.
+    """
+
+    sizes: Mapping[str, int]
+    at_once: int
+    names: tuple[str, ...]
 
 
 def pool_bytes(
-    units: Sequence[UnitLayout],
-    *,
-    asked: int | None,
-    device_budget: int | None,
-    taken: int,
-    page_bytes: int = 1,
+    needs: PoolNeeds, *, asked: int | None, device_budget: int | None, taken: int
 ) -> int:
     """The pool's capacity: what is asked for, else what the budget leaves, at most all weights.
 
+    Never less than what is held at once; beside that there is room for one more unit to come,
+    as far as the budget allows, whatever is asked for.
+
     Args:
-        units: The units whose weights are streamed.
-        asked: An explicit size; None for what the budget leaves, or a default without a budget.
-        device_budget: Bytes that may be placed on the device.
+        needs: The streamed weights.
+        asked: A size that is asked for; None for what the budget leaves.
+        device_budget: Bytes that may be placed on the device; None without a bound.
         taken: Of those, what everything else takes.
-        page_bytes: What the size is rounded up to.
 
     Raises:
-        BudgetError: The largest unit does not fit.
+        BudgetError: The budget does not hold what is needed at once.
     """
-    sizes = {unit.name: streamed_bytes(unit) for unit in units}
-    if not sizes:
+    if not needs.sizes:
         return 0
-    name, largest = max(sizes.items(), key=lambda item: item[1])
-    everything = -(-sum(sizes.values()) // page_bytes) * page_bytes
-    capacity = everything
-    if asked is not None:
-        capacity = min(capacity, asked)
-    if device_budget is not None:
-        capacity = min(capacity, device_budget - taken)
-    elif asked is None:
-        capacity = min(capacity, max(_DEFAULT_BYTES, _DEFAULT_UNITS * largest))
-    if capacity < largest:
-        budgeted = device_budget is not None and device_budget - taken < largest
-        what = "device_budget leaves" if budgeted else "the pool of weights holds"
-        key = "forebay.device_budget" if budgeted else "stage3_max_live_parameters (in elements)"
-        needed = largest + taken if budgeted else largest
+    everything = sum(needs.sizes.values())
+    floor = min(everything, needs.at_once + max(needs.sizes.values()))
+    wanted = asked
+    if wanted is None:
+        wanted = everything if device_budget is not None else _DEFAULT_BYTES
+    capacity = min(everything, max(floor, wanted))
+    if device_budget is None:
+        return capacity
+    capacity = min(capacity, device_budget - taken)
+    if capacity < needs.at_once:
+        which = f"unit {needs.names[0]}" if len(needs.names) == 1 else _several(needs.names)
         raise BudgetError(
-            f"cannot bring up {format_bytes(largest)} of weights of unit {name}: {what} "
-            f"{format_bytes(max(capacity, 0))}",
-            hint=f"raise {key} to {budget_text(needed)}, or make units smaller with "
-            "zero_optimization.sub_group_size",
+            f"cannot bring up {format_bytes(needs.at_once)} of weights of {which}: device_budget "
+            f"is {format_bytes(device_budget)}, of which {format_bytes(taken)} are taken",
+            hint=f"raise forebay.device_budget to {budget_text(needs.at_once + taken)}, or make "
+            "units smaller with zero_optimization.sub_group_size",
         )
     return capacity
+
+
+def _several(names: tuple[str, ...]) -> str:
+    return f"{len(names)} units that are used at the same time ({names[0]}, ..., {names[-1]})"

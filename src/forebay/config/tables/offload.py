@@ -79,17 +79,25 @@ _OFFLOAD: Final[tuple[Key, ...]] = (
     honoured(
         "zero_optimization.offload_param.device",
         _DEVICES,
-        "none: on the device; cpu: in host memory; nvme: in files.",
+        "none: on the device; cpu: in host memory, from where each pass brings them up; nvme: in "
+        "files. Optimizer state must live on the host too.",
         default="none",
-        accepts=(None, "none"),
+        accepts=(None, "none", "cpu"),
         reason=NOT_YET,
-        instead='write "none": optimizer state alone may live on the host',
+        instead='write "cpu" or "none"',
+    ),
+    honoured(
+        "zero_optimization.offload_param.pin_memory",
+        FLAG,
+        "Page-lock the weights; one policy locks all that is copied, so it must not differ from "
+        "`offload_optimizer.pin_memory`.",
+        default=True,
+        auto=Auto.DEFAULT,
     ),
     *moot(
         "zero_optimization.offload_param",
-        reason="no parameter is offloaded",
+        reason=_NVME_ONLY,
         rows={
-            "pin_memory": (FLAG, True, "Page-lock the weights."),
             "nvme_path": (optional(TEXT), None, "Folder for the files."),
             "buffer_count": (POSITIVE, 5, "Buffers between files and host memory."),
             "buffer_size": (ELEMENTS, 100_000_000, "Size of such a buffer."),

@@ -20,7 +20,7 @@ from forebay.config.kinds import (
 __all__ = ["KEYS"]
 
 _ONE_PROCESS: Final = "in one process there is nothing to exchange"
-_RESIDENT: Final = "parameters stay on the device, so none is gathered or released"
+_BY_UNIT: Final = "weights come and go by whole units, in the recorded order, as there is room"
 _NO_BUCKETS: Final = "gradients leave unit by unit, in pieces that the plan sizes"
 _WITH_SECTION: Final = "it acts with its section only"
 
@@ -52,8 +52,6 @@ _STAGE: Final[tuple[Key, ...]] = (
         FLAG,
         "Old form of `offload_param.device: cpu`.",
         default=False,
-        accepts=(False,),
-        reason=NOT_YET,
     ),
     honoured(
         "zero_optimization.cpu_offload_use_pin_memory",
@@ -152,7 +150,7 @@ _STAGE3: Final[tuple[Key, ...]] = (
             kind,
             meaning,
             default=default,
-            reason=_RESIDENT,
+            reason=_BY_UNIT,
             aliases=(name,),
         )
         for name, kind, default, meaning in (
@@ -164,7 +162,6 @@ _STAGE3: Final[tuple[Key, ...]] = (
                 "Parameters up to this size are never released.",
             ),
             ("model_persistence_threshold", ELEMENTS, 2**63 - 1, "Limit of their sum."),
-            ("max_live_parameters", ELEMENTS, 1_000_000_000, "Gathered elements at a time."),
             (
                 "max_reuse_distance",
                 ELEMENTS,
@@ -175,6 +172,16 @@ _STAGE3: Final[tuple[Key, ...]] = (
             ("use_all_reduce_for_fetch_params", FLAG, False, "Gather by all-reduce."),
             ("allgather_sequential", FLAG, False, "One collective for each parameter."),
         )
+    ),
+    honoured(
+        "zero_optimization.stage3_max_live_parameters",
+        ELEMENTS,
+        "With `offload_param`: elements whose weights are on the device at a time, at least what "
+        "is used at once and one unit to come. The default says nothing where "
+        "`forebay.device_budget` bounds them.",
+        default=1_000_000_000,
+        auto=Auto.DEFAULT,
+        aliases=("max_live_parameters",),
     ),
     hint(
         "zero_optimization.stage3_gather_16bit_weights_on_model_save",
@@ -191,7 +198,7 @@ _STAGE3: Final[tuple[Key, ...]] = (
     section("zero_optimization.leaf_module", "Modules whose parameters are gathered as one."),
     *moot(
         "zero_optimization.leaf_module",
-        reason=_RESIDENT,
+        reason=_BY_UNIT,
         rows={
             "classes": (TEXTS, (), "By class."),
             "names": (TEXTS, (), "By name."),
@@ -211,7 +218,7 @@ _STAGE3: Final[tuple[Key, ...]] = (
         FLAG,
         "Log when modules run in another order.",
         default=False,
-        reason=_RESIDENT,
+        reason=_BY_UNIT,
     ),
     hint(
         "zero_optimization.enable_sanity_checks",

@@ -1,0 +1,161 @@
+"""What scripts use of `deepspeed.zero`: building, windows on parameters, external parameters."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any, Self, cast
+
+import torch
+from torch import nn
+
+from forebay.compat.inputs import DTYPES
+from forebay.config.facts import Facts
+from forebay.config.resolve import resolve
+from forebay.engine.collector import hook_of
+from forebay.errors import UnsupportedError
+from forebay.model.external import mark_external, unmark_external
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = [
+    "GatheredParameters",
+    "Init",
+    "register_external_parameter",
+    "unregister_external_parameter",
+]
+
+
+class Init(contextlib.AbstractContextManager["Init"]):
+    """Inside it, models are built on the host in their working dtype.
+
+    `forebay.initialize` and `forebay.offload` then move one parameter at a time into their own
+    memory and give its old place back, so that no model needs its size twice.
+
+    Args:
+        module: A module that was built before; its parameters get the working dtype.
+        data_parallel_group: Unused in one process.
+        mem_efficient_linear: Unused; forebay changes nothing in torch.
+        remote_device: "cpu" or None; other devices are refused.
+        pin_memory: Unused: what the link needs is page-locked later.
+        config_dict_or_path: The configuration; its precision section says the dtype.
+        config: Old name of it.
+        enabled: False does nothing.
+        dtype: The working dtype, before the configuration's.
+        mpu: Refused.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module | None = None,
+        data_parallel_group: Any = None,
+        mem_efficient_linear: bool = True,
+        remote_device: str | None = None,
+        pin_memory: bool = False,
+        config_dict_or_path: Any = None,
+        config: Any = None,
+        enabled: bool = True,
+        dtype: torch.dtype | None = None,
+        mpu: Any = None,
+    ) -> None:
+        if mpu is not None:
+            raise UnsupportedError("zero.Init(mpu=...) is not supported", hint="leave mpu out")
+        if remote_device not in (None, "cpu", "none"):
+            raise UnsupportedError(
+                f"zero.Init(remote_device={remote_device!r}) is not supported",
+                hint='models are built on the host: remote_device="cpu"',
+            )
+        raw = config if config_dict_or_path is None else config_dict_or_path
+        if dtype is None and raw is not None:
+            facts = Facts(
+                model_dtype="float32", fallback_micro_batch_size=1, asker="forebay.zero.Init"
+            )
+            dtype = DTYPES[resolve(raw, facts=facts).precision.dtype]
+        self._dtype = dtype
+        self._enabled = enabled
+        self._stack = contextlib.ExitStack()
+        if module is not None and enabled and dtype is not None:
+            module.to(dtype)
+
+    def __enter__(self) -> Self:
+        if self._enabled:
+            self._stack.enter_context(torch.device("cpu"))
+            if self._dtype is not None:
+                self._stack.callback(torch.set_default_dtype, torch.get_default_dtype())
+                torch.set_default_dtype(self._dtype)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._stack.close()
+
+
+class GatheredParameters(contextlib.AbstractContextManager[None]):
+    """Inside it, parameters are on the device and readable; what is written into them stays.
+
+    Args:
+        params: A parameter, several, or a module whose parameters are meant.
+        modifier_rank: Unused in one process: whoever writes, it stays.
+        fwd_module: A module whose forward will read the parameters; declared as
+            `register_external_parameter` does.
+        enabled: False does nothing.
+
+    Raises:
+        BudgetError: They do not fit on the device together; gather fewer at a time.
+
+    Example:
+        >>> with forebay.zero.GatheredParameters(model.head.weight):  # doctest: +SKIP
+        ...     nn.init.normal_(model.head.weight)
+    """
+
+    def __init__(
+        self,
+        params: nn.Parameter | nn.Module | Iterable[nn.Parameter],
+        modifier_rank: int | None = None,
+        fwd_module: nn.Module | None = None,
+        enabled: bool = True,
+    ) -> None:
+        if isinstance(params, nn.Module):
+            chosen = list(params.parameters())
+        elif isinstance(params, torch.Tensor):
+            chosen = [cast("nn.Parameter", params)]
+        else:
+            chosen = list(params)
+        self._params: list[nn.Parameter] = chosen if enabled else []
+        self._stack = contextlib.ExitStack()
+        if fwd_module is not None and enabled:
+            for param in self._params:
+                register_external_parameter(fwd_module, param)
+
+    def __enter__(self) -> None:
+        with contextlib.ExitStack() as stack:
+            found = [hook_of(param) for param in self._params]
+            by_engine = {id(hook.engine): hook.engine for hook in found if hook is not None}
+            for engine in by_engine.values():
+                records = [h.record for h in found if h is not None and h.engine is engine]
+                engine.quiesce("a window on parameters")
+                stack.enter_context(engine.streaming.window(records))
+            self._stack = stack.pop_all()
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._stack.close()
+
+
+def register_external_parameter(module: nn.Module, parameter: nn.Parameter) -> None:
+    """Declare that a module's forward reads a parameter that it does not own.
+
+    Needed only where it is not read as `owner.weight` (that is noticed): a parameter kept in a
+    list or a closure.
+
+    Args:
+        module: Whose forward reads it.
+        parameter: A parameter of the same model; before or after forebay took it over.
+    """
+    mark_external(module, parameter)
+    hook = hook_of(parameter)
+    if hook is not None:
+        hook.engine.streaming.declare(module, parameter)
+
+
+def unregister_external_parameter(module: nn.Module, parameter: nn.Parameter) -> None:
+    """Take such a declaration back, for engines that are still to come."""
+    unmark_external(module, parameter)

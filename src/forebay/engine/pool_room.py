@@ -1,0 +1,69 @@
+"""How much of the device streamed weights get, from a model and its placement."""
+
+from __future__ import annotations
+
+import mmap
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from forebay.model.holding import held_by_modules, most_held
+from forebay.plan.memory import forecast, streamed_bytes
+from forebay.plan.placement import WeightPlace
+from forebay.plan.pool_size import PoolNeeds, pool_bytes
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from forebay.engine.options import EngineOptions
+    from forebay.model.inspect import InspectedModel
+    from forebay.plan.placement import Placement
+
+__all__ = ["with_pool"]
+
+
+def with_pool(
+    placement: Placement,
+    *,
+    root: nn.Module,
+    model: InspectedModel,
+    options: EngineOptions,
+    is_cpu: bool,
+) -> Placement:
+    """The placement with the bytes that streamed weights share.
+
+    Args:
+        placement: Where everything lives; without a pool.
+        root: The model.
+        model: The same, inspected.
+        options: What is asked for.
+        is_cpu: Whether the device tier lies in host memory.
+
+    Raises:
+        BudgetError: What is used at the same time does not fit.
+    """
+    streamed = [unit.layout for unit in placement.units if unit.weights is WeightPlace.HOST]
+    if not streamed:
+        return placement
+    owners = {
+        unit.index: [model.owners[slot.index] for part in unit.parts for slot in part.slots]
+        for unit in streamed
+    }
+    sizes = {unit.index: streamed_bytes(unit) for unit in streamed}
+    names = {unit.index: unit.name for unit in streamed}
+    most = most_held(root, held=held_by_modules(root, owners=owners), sizes=sizes)
+    page = mmap.PAGESIZE if is_cpu else 1
+    taken = forecast(placement, device_page_bytes=page)
+    needs = PoolNeeds(
+        sizes={names[index]: nbytes for index, nbytes in sizes.items()},
+        at_once=most.nbytes,
+        names=tuple(names[index] for index in most.units),
+    )
+    return replace(
+        placement,
+        pool_bytes=pool_bytes(
+            needs,
+            asked=options.pool_bytes,
+            device_budget=options.device_budget,
+            taken=sum(nbytes for (tier, _), nbytes in taken.items() if tier == "device"),
+        ),
+    )
