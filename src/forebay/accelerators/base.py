@@ -77,6 +77,10 @@ class Accelerator(Protocol):
         """
         ...
 
+    def trim(self) -> None:
+        """Give memory that is cached for later allocations back to the device."""
+        ...
+
     def synchronize(self) -> None:
         """Wait until the device has done everything enqueued so far."""
         ...

@@ -53,5 +53,8 @@ class CpuAccelerator:
         """Block until the transfer is done."""
         ticket.wait()
 
+    def trim(self) -> None:
+        """Nothing is cached."""
+
     def synchronize(self) -> None:
         """Compute is synchronous already."""

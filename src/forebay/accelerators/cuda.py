@@ -75,6 +75,10 @@ class CudaAccelerator:
         ticket.wait_issued()
         ticket.stream_wait(int(torch.cuda.current_stream(self._device).cuda_stream))
 
+    def trim(self) -> None:
+        """Give the caching allocator's free blocks back."""
+        torch.cuda.empty_cache()
+
     def synchronize(self) -> None:
         """Wait for every stream of the device."""
         torch.cuda.synchronize(self._device)

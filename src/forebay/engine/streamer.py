@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from forebay.engine.gradients import follow
 from forebay.engine.masters import refresh_master
 from forebay.engine.part import state_item_bytes
 from forebay.engine.record import GradientState
@@ -23,9 +24,9 @@ from forebay.plan.program import OpKind
 from forebay.tiers.ledger import Role, Tier
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
-    from forebay.accelerators.base import Accelerator
+    from forebay.accelerators.base import Accelerator, Event
     from forebay.engine.part import PartStorage
     from forebay.engine.record import ParamRecord
     from forebay.engine.room import DeviceRoom
@@ -113,23 +114,22 @@ class Streamer:
 
     def pump(self) -> int:
         """Bring up what fits now; returns the bytes enqueued."""
-        moved = 0
+        batch, room, taken = [], self._room.free_bytes() - self._promised_bytes(), 0
         while self._waiting:
             unit = self._waiting[0]
-            if unit.departed or any(_has_landed_for_good(r) for r in unit.records):
-                # its gradient has landed already: the host updates it
-                self._waiting.popleft()
-                continue
-            need = sum(
-                (state_item_bytes(part) + part.dtype.itemsize) * part.elements
-                + _sum_bytes(part, records)
-                for part, records in zip(unit.parts, unit.records_of_part, strict=True)
-            )
-            if self._room.free_bytes() - self._promised_bytes() < need:
-                break
+            # a gradient that has landed for good is where the host updates it
+            if not (unit.departed or any(_has_landed_for_good(r) for r in unit.records)):
+                state = sum(_visit_bytes(part, records) for part, records in _members(unit))
+                gradient = sum(part.dtype.itemsize * part.elements for part in unit.parts)
+                if room < state + gradient:
+                    break
+                room -= state + gradient
+                taken += state
+                batch.append(unit)
             self._waiting.popleft()
-            moved += self._fetch(unit)
-        return moved
+        if batch:
+            self._fetch(batch, self._block(taken, f"state of {len(batch)} units on their visit"))
+        return taken
 
     def _promised_bytes(self) -> int:
         """Gradients still to come of units whose state is here: they will stay on the device."""
@@ -140,35 +140,42 @@ class Streamer:
             for part in unit.parts
         )
 
-    def _fetch(self, unit: Unit) -> int:
-        staging, moved = [], 0
-        self._lanes.observer.doing(OpKind.FETCH, unit.name)
-        for record in unit.records:
-            refresh_master(record)
-        for part, records in zip(unit.parts, unit.records_of_part, strict=True):
-            nbytes = state_item_bytes(part) * part.elements
-            block = self._block(nbytes, f"state of unit {unit.name} on its visit")
-            staged = StagedPart(part, block)
-            # The allocator may hand out memory that enqueued kernels still use: the copy waits.
-            event = self._accelerator.record_event()
-            spans = [
-                (there.data_ptr(), here.data_ptr(), here.numel() * here.element_size())
-                for here, there in staged.pairs(part)
-            ]
-            sums = None
-            if summed := _sum_bytes(part, records):
-                sums = self._block(summed, f"gradient sums of unit {unit.name}")
-                spans.append((sums.data_ptr(), part.gradient_address, summed))
-            after = [] if part.ticket is None else [part.ticket]
-            ticket = self._lanes.fetch(spans, after=after, event=event.handle)
-            staged.ticket = part.ticket = self._lanes.hold(ticket, block, sums, event)
-            staging.append(staged)
-            moved += nbytes + summed
-            if sums is not None:
-                _return_sums(part, records, sums.view(torch.float32), ticket)
-        unit.staging = staging
-        self._staged.append(unit)
-        return moved
+    def _fetch(self, units: Sequence[Unit], block: torch.Tensor) -> None:
+        """Bring units up into `block`.
+
+        One block for all that fits now: it takes the place of the activations that were there,
+        and leaves it whole. Blocks of units between activations would scatter both.
+        """
+        # The allocator may hand out memory that enqueued kernels still use: the copies wait.
+        event = self._accelerator.record_event()
+        for unit in units:
+            self._lanes.observer.doing(OpKind.FETCH, unit.name)
+            for record in unit.records:
+                refresh_master(record)
+            staging = []
+            for part, records in _members(unit):
+                nbytes = _visit_bytes(part, records)
+                mine, block = block[:nbytes], block[nbytes:]
+                staging.append(self._fetch_part(part, records, mine, event))
+            unit.staging = staging
+            self._staged.append(unit)
+
+    def _fetch_part(
+        self, part: PartStorage, records: Iterable[ParamRecord], block: torch.Tensor, event: Event
+    ) -> StagedPart:
+        staged = StagedPart(part, block)
+        spans = [
+            (there.data_ptr(), here.data_ptr(), here.numel() * here.element_size())
+            for here, there in staged.pairs(part)
+        ]
+        sums = block[state_item_bytes(part) * part.elements :].view(torch.float32)
+        if sums.numel():
+            spans.append((sums.data_ptr(), part.gradient_address, sums.nbytes))
+        ticket = self._lanes.fetch(spans, after=follow(part), event=event.handle)
+        staged.ticket = part.ticket = self._lanes.hold(ticket, block, event)
+        if sums.numel():
+            _return_sums(part, records, sums, ticket)
+        return staged
 
     def _block(self, nbytes: int, what: str) -> torch.Tensor:
         reservation = self._ledger.reserve(Tier.DEVICE, Role.STAGING, nbytes, what=what)
@@ -188,8 +195,8 @@ class Streamer:
         """Send a unit's updated state home; returns the bytes enqueued."""
         assert unit.staging is not None
         moved = 0
+        event = self._accelerator.record_event()
         for part, staged in zip(unit.parts, unit.staging, strict=True):
-            event = self._accelerator.record_event()
             spans = [
                 (here.data_ptr(), there.data_ptr(), here.numel() * here.element_size())
                 for here, there in staged.pairs(part)
@@ -230,10 +237,14 @@ def _has_landed_for_good(record: ParamRecord) -> bool:
     return record.state is GradientState.LANDED and record.part.gradient_dtype != "float32"
 
 
-def _sum_bytes(part: PartStorage, records: Iterable[ParamRecord]) -> int:
-    """Bytes of the sums that come up with a part's state: all of the part's, or none."""
+def _members(unit: Unit) -> Iterable[tuple[PartStorage, tuple[ParamRecord, ...]]]:
+    return zip(unit.parts, unit.records_of_part, strict=True)
+
+
+def _visit_bytes(part: PartStorage, records: Iterable[ParamRecord]) -> int:
+    """Bytes that come up: the state, and the sums of earlier backwards if there are any."""
     landed = any(record.state is GradientState.LANDED for record in records)
-    return SUM_ITEM_BYTES * part.elements if landed else 0
+    return (state_item_bytes(part) + (SUM_ITEM_BYTES if landed else 0)) * part.elements
 
 
 def _return_sums(
