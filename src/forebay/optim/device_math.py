@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from forebay.optim.flat_state import dtype_name, native_hypers, native_part
+from forebay.optim.readback import read_numbers
 from forebay.optim.reference import AdamState, update_
 from forebay.optim.squares import square_sum
 
@@ -134,7 +135,7 @@ class CudaMath:
         """See `DeviceMath`; one transfer for all sums."""
         if not self._sums:
             return {}
-        values = torch.stack([value.reshape(()) for value in self._sums.values()]).tolist()
+        values = read_numbers(torch.stack([value.reshape(()) for value in self._sums.values()]))
         sums = dict(zip(self._sums, values, strict=True))
         self._sums.clear()
         return sums

@@ -17,6 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
+from forebay.optim.readback import read_numbers
 from forebay.optim.rule import DecayMode
 from forebay.optim.triton_kernels import (
     BLOCK,
@@ -71,7 +72,7 @@ class TritonMath:
         if not self._begun:
             return {}
         indices = [index for group, _ in self._begun for index in group]
-        values = torch.cat([sums for _, sums in self._begun]).tolist()
+        values = read_numbers(torch.cat([sums for _, sums in self._begun]))
         self._begun.clear()
         return dict(zip(indices, values, strict=True))
 

@@ -37,8 +37,9 @@ class Rates:
         link_up: To the device, alone.
         link_down: To the host, alone.
         update: What the update reaches alone; None where that is `host_memory`.
-        down_beside_update: To the host while the update runs; None where that is `link_down`.
-        update_beside_down: What the update reaches meanwhile; None for what copies leave of
+        down_beside_update: To the host while the update runs and weights go up; None for
+            `link_down`, or half of `host_memory` where that is less.
+        update_beside_down: What the update reaches meanwhile; None for what downloads leave of
             `host_memory`.
         device_memory: What an update on the device reaches of its memory.
     """
