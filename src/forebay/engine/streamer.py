@@ -163,12 +163,13 @@ class Streamer:
     def _fetch_part(
         self, part: PartStorage, records: Iterable[ParamRecord], block: torch.Tensor, event: Event
     ) -> StagedPart:
-        staged = StagedPart(part, block)
+        state_bytes = state_item_bytes(part) * part.elements
+        staged = StagedPart(part, block[:state_bytes])
         spans = [
             (there.data_ptr(), here.data_ptr(), here.numel() * here.element_size())
             for here, there in staged.pairs(part)
         ]
-        sums = block[state_item_bytes(part) * part.elements :].view(torch.float32)
+        sums = block[state_bytes:].view(torch.float32)
         if sums.numel():
             spans.append((sums.data_ptr(), part.gradient_address, sums.nbytes))
         ticket = self._lanes.fetch(spans, after=follow(part), event=event.handle)
