@@ -76,7 +76,10 @@ class CudaAccelerator:
         ticket.stream_wait(int(torch.cuda.current_stream(self._device).cuda_stream))
 
     def trim(self) -> None:
-        """Give the caching allocator's free blocks back."""
+        """Give the caching allocator's free blocks back.
+
+        What a model left behind lies in pieces that its activations would not fit into.
+        """
         torch.cuda.empty_cache()
 
     def synchronize(self) -> None:

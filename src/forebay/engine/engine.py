@@ -165,7 +165,6 @@ class Engine:
         self.cores = core_share(options)
         self.units = build_units(inspected, placement=self.placement, memory=memory)
         move_the_rest(self.module, trained=inspected.params, device=device, cast_to=options.cast_to)
-        # What the model left behind lies in pieces that its activations would not fit into.
         self.accelerator.trim()
         self.lanes = Lanes(
             core,
