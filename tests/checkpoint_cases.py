@@ -14,6 +14,7 @@ from forebay.engine import EngineOptions, offload_with
 from forebay.engine.options import Timing
 from forebay.optim.loss_scale import DynamicLossScale, LossScaleConfig
 from forebay.plan import UpdatePlace, WeightPlace
+from unit.engine_cases import FILES
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,6 +36,7 @@ PLACES = {
     "host": UpdatePlace.HOST,
     "streamed": UpdatePlace.STREAMED,
     "weights": UpdatePlace.HOST,
+    "nvme": UpdatePlace.NVME,
 }
 
 
@@ -95,6 +97,7 @@ def engine_of(layout: Layout, *, seed: int = 0) -> TrainingEngine:
         clip_norm=1.0,
         backwards=layout.accumulation,
         threads=1,
+        nvme=FILES if PLACES[layout.place] is UpdatePlace.NVME else None,
     )
     if layout.dtype is torch.float16:
         scale = DynamicLossScale(LossScaleConfig(initial_scale_power=20, loss_scale_window=3))
@@ -135,7 +138,7 @@ def numbers(engine: TrainingEngine) -> Numbers:
         part = record.part
         found[f"master {record.label}"] = part.master_copy(record.slot).clone()
         for name in ("exp_avg", "exp_avg_sq"):
-            found[f"{name} {record.label}"] = part.view(getattr(part, name), record.slot).clone()
+            found[f"{name} {record.label}"] = part.state(name, record.slot).clone()
         found[f"step {record.label}"] = record.step
     for name, value in engine.module.state_dict().items():
         found[f"weight {name}"] = value.clone()

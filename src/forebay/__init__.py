@@ -25,6 +25,7 @@ from forebay.errors import (
     ForebayWarning,
     GradientError,
     PendingWeightError,
+    StorageError,
     TransferError,
     UnsupportedError,
 )
@@ -49,6 +50,7 @@ __all__ = [
     "ForebayWarning",
     "GradientError",
     "PendingWeightError",
+    "StorageError",
     "TransferError",
     "UnsupportedError",
     "__version__",

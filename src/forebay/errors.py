@@ -10,6 +10,7 @@
     |-- EngineClosedError (RuntimeError)  the engine is closed, by the user or by a failure
     |-- TransferError (also OSError)      a copy, disk access or worker failed during an update
     |-- RankError (also RuntimeError)     a rank is gone, has failed, or does something else
+    |-- StorageError (also OSError)       a folder for state on NVMe is missing, read-only or full
     `-- CheckpointError (also ValueError) a checkpoint cannot be written, is missing, incomplete or
                                           not what it says
 
@@ -30,6 +31,7 @@ __all__ = [
     "GradientError",
     "PendingWeightError",
     "RankError",
+    "StorageError",
     "TransferError",
     "UnsupportedError",
 ]
@@ -82,6 +84,13 @@ class TransferError(ForebayError, OSError):
 
 class RankError(ForebayError, RuntimeError):
     """Another rank is gone, has failed, or does something else than this one."""
+
+
+class StorageError(ForebayError, OSError):
+    """A folder for state on NVMe is missing, cannot be written or has no room."""
+
+    def __str__(self) -> str:
+        return self.message if self.hint is None else f"{self.message}\nhint: {self.hint}"
 
 
 class CheckpointError(ForebayError, ValueError):

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import tempfile
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from torch import distributed, nn
 
 from forebay.comm.torch_group import TorchGroup
 from forebay.engine import EngineOptions, offload_with
+from forebay.engine.file_space import NvmeOptions
 from forebay.plan import UpdatePlace
+
+# One small buffer: every piece of every rank comes and goes in every step.
+_FILES = NvmeOptions(paths=(Path(tempfile.gettempdir()),), buffer_count=1, buffer_elements=1)
 
 
 @dataclass(frozen=True)
@@ -90,6 +96,7 @@ def train(recipe: Recipe) -> dict[str, object]:
         threads=1,
         group=group,
         stage=recipe.stage,
+        nvme=_FILES if recipe.place is UpdatePlace.NVME else None,
     )
     _, optimizer = offload_with(model, source, options=options)
     losses, norms = [], []
@@ -125,6 +132,6 @@ def variants(base: Recipe) -> list[Recipe]:
     return [
         replace(base, stage=stage, place=place, unit_elements=unit)
         for stage in (0, 1, 2)
-        for place in (UpdatePlace.HOST, UpdatePlace.DEVICE)
+        for place in (UpdatePlace.HOST, UpdatePlace.DEVICE, UpdatePlace.NVME)
         for unit in (None, 1, 10**6)
     ]

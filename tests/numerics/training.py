@@ -91,12 +91,9 @@ def train(recipe: Recipe, build=small_model) -> Trained:
         weights={name: value.clone().cpu() for name, value in model.state_dict().items()},
         masters=[r.part.master_copy(r.slot).cpu() for r in records],
         moments=[
-            part_view.clone().cpu()
+            r.part.state(role, r.slot).clone().cpu()
             for r in records
-            for part_view in (
-                r.part.view(r.part.exp_avg, r.slot),
-                r.part.view(r.part.exp_avg_sq, r.slot),
-            )
+            for role in ("exp_avg", "exp_avg_sq")
         ],
         steps=[r.step for r in records],
         down=traffic["down"],

@@ -98,11 +98,13 @@ def test_order_of_operations(case):
         kinds = {other.kind for other in before if other.unit == op.unit}
         if op.kind is OpKind.UPDATE:
             assert agree in before
-            if places[op.unit] is UpdatePlace.HOST:
+            if places[op.unit].lands:
                 assert kinds & {OpKind.LAND, OpKind.LAND_FOLD}
+            if places[op.unit] is UpdatePlace.NVME:
+                assert OpKind.READ in kinds
             if places[op.unit] is UpdatePlace.STREAMED:
                 assert OpKind.FETCH in kinds
-        if op.kind in {OpKind.PUBLISH, OpKind.WRITE_BACK}:
+        if op.kind in {OpKind.PUBLISH, OpKind.WRITE_BACK, OpKind.STORE}:
             assert OpKind.UPDATE in kinds
             assert agree in before
         if op.kind in {OpKind.AGREE, OpKind.UPDATE, OpKind.PUBLISH, OpKind.WRITE_BACK}:
@@ -118,9 +120,11 @@ def test_each_unit_does_what_its_place_says_once(case):
     for unit in placement.units:
         kinds = Counter(op.kind for op in program.ops if op.unit == unit.layout.index)
         expected = {OpKind.NORM: 1, OpKind.UPDATE: 1}
-        if unit.update is UpdatePlace.HOST:
+        if unit.update.lands:
             expected[OpKind.LAND_FOLD if sums_on_host else OpKind.LAND] = 1
             expected[OpKind.PUBLISH] = 1
+            if unit.update is UpdatePlace.NVME:
+                expected |= {OpKind.READ: 1, OpKind.STORE: 1}
         elif unit.update is UpdatePlace.STREAMED:
             expected |= {OpKind.FETCH: 1, OpKind.KEEP: 1, OpKind.WRITE_BACK: 1}
             if sums_on_host:
@@ -139,7 +143,7 @@ def test_traffic_is_the_table_of_the_law(case):
     for unit in placement.units:
         for part in unit.layout.parts:
             item, count = ITEM_BYTES[part.dtype], part.parameter_elements
-            if unit.update is UpdatePlace.HOST:
+            if unit.update.lands:
                 down += (
                     count
                     * {
@@ -172,7 +176,7 @@ def test_forecast_holds_every_byte(case):
     exact = forecast(placement)
     paged = forecast(placement, device_page_bytes=4096)
     assert all(value % 4096 == 0 for value in paged.values())
-    for tier in ("host", "device"):
+    for tier in ("host", "device", "nvme"):
         total = sum(v for (at, _), v in exact.items() if at == tier)
         rounded = sum(v for (at, _), v in paged.items() if at == tier)
         parts = sum(len(unit.layout.parts) for unit in placement.units)
@@ -188,7 +192,31 @@ def test_forecast_holds_every_byte(case):
             extra = {MasterLayout.WEIGHT: 0, MasterLayout.SPLIT: 2, MasterLayout.WHOLE: 4}[master]
             least += item * n + (12 + (item if single else 4) if on_host else 8 + extra) * n
     parts = sum(len(unit.layout.parts) for unit in placement.units)
-    assert least <= state <= least + 3 * 4096 * parts
+    assert least <= state <= least + 4 * 4096 * parts
+
+
+@settings(max_examples=100, deadline=None)
+@given(_placements(), st.integers(1, 9), st.booleans())
+def test_files_are_read_but_for_what_buffers_keep(case, count, reads_ahead):
+    """12 bytes per element in whole sectors, each way; buffers spare what they end a step with."""
+    placement, order = case
+    buffers = replace(placement.buffers, count=count, reads_ahead=reads_ahead)
+    program = build_program(replace(placement, buffers=buffers), order=order)
+    pieces = [
+        3 * -(-4 * part.elements // 4096) * 4096
+        for unit in placement.units
+        if unit.update is UpdatePlace.NVME
+        for part in unit.layout.parts
+        if part.elements
+    ]
+    read = program.traffic(Lane.READ)
+    assert program.traffic(Lane.WRITE) == sum(pieces)
+    if len(pieces) <= count:
+        assert read == 0
+    elif reads_ahead and len(pieces) < 2 * count:
+        assert 0 < read < sum(pieces)
+    else:
+        assert read == sum(pieces)
 
 
 @settings(max_examples=200, deadline=None)

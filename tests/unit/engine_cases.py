@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from forebay.engine import EngineOptions, offload_with
+from forebay.engine.file_space import NvmeOptions
 from forebay.plan import SixteenBitMaster, UpdatePlace, WeightPlace
 
 if TYPE_CHECKING:
@@ -16,6 +19,8 @@ if TYPE_CHECKING:
 
     from forebay.engine import OffloadedOptimizer
 
+# One buffer: every piece of state comes and goes in every step.
+FILES = NvmeOptions(paths=(Path(tempfile.gettempdir()),), buffer_count=1)
 CPU = EngineOptions(device="cpu")
 RESIDENT = EngineOptions(device="cpu", update=UpdatePlace.DEVICE)
 PLACES = {
@@ -23,6 +28,7 @@ PLACES = {
     "resident": RESIDENT,
     "streamed": EngineOptions(device="cpu", update=UpdatePlace.STREAMED),
     "weights_away": EngineOptions(device="cpu", weights=WeightPlace.HOST, pool_bytes=0),
+    "nvme": EngineOptions(device="cpu", nvme=FILES),
     "whole": EngineOptions(device="cpu", bf16_master=SixteenBitMaster.WHOLE),
     "resident_whole": EngineOptions(
         device="cpu", update=UpdatePlace.DEVICE, bf16_master=SixteenBitMaster.WHOLE

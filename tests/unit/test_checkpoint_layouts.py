@@ -18,7 +18,7 @@ _LAYOUTS = [
     Layout(place="streamed", unit_elements=1500),
     Layout(place="host", checkpoint=CheckpointSpec(beside_training=True)),
 ]
-_IDS = ["device", "host", "streamed", "weights", "host-1", "streamed-1500", "host-async"]
+_IDS = ["device", "host", "streamed", "weights", "nvme", "host-1", "streamed-1500", "host-async"]
 _PAIRS = list(itertools.product(range(len(_LAYOUTS)), repeat=2))
 # Each layout saves once and loads once; the whole square is in the slow suite.
 _QUICK = {(i, (i + 1) % len(_LAYOUTS)) for i in range(len(_LAYOUTS))}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import tempfile
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -74,6 +75,7 @@ class Case:
 OFFLOADS: dict[str, dict[str, Any]] = {
     "none": {"device": "none"},
     "cpu": {"device": "cpu"},
+    "nvme": {"device": "nvme", "nvme_path": tempfile.gettempdir(), "buffer_count": 1},
 }
 AXES: dict[str, tuple[Any, ...]] = {
     "stage": (0, 1, 2, 3),

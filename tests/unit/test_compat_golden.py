@@ -142,7 +142,6 @@ def test_they_train(name, dtype):
     ("change", "message"),
     [
         ({"offload_param": {"device": "nvme", "nvme_path": "/data"}}, '= "nvme"'),
-        ({"offload_optimizer": {"device": "nvme", "nvme_path": "/data"}}, '= "nvme"'),
     ],
 )
 def test_what_they_ask_for_that_is_not_there_is_refused_alone(change, message):

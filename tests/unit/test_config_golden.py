@@ -20,6 +20,7 @@ from forebay.config import (
     SchedulerSpec,
     ZeroSpec,
 )
+from forebay.config.nvme_spec import NvmeSpec
 
 _TRAINER: dict[str, Any] = {
     "train_batch_size": "auto",
@@ -209,10 +210,12 @@ def test_both_offloads_with_auto_buckets() -> None:
 
 def test_nvme_for_both() -> None:
     assert str(refusal(_INFINITY)) == (
-        'config key zero_optimization.offload_optimizer.device = "nvme" is not supported yet\n'
-        'hint: write "cpu" or "none"\n'
         'config key zero_optimization.offload_param.device = "nvme" is not supported yet\n'
         'hint: write "cpu" or "none"'
+    )
+    none = merged(_INFINITY, {"zero_optimization": {"offload_param": {"device": "none"}}})
+    assert resolved(none).zero == ZeroSpec(
+        stage=3, optimizer_tier="nvme", nvme=NvmeSpec(paths=("/data/nvme",))
     )
 
 

@@ -42,7 +42,7 @@ def test_clipping_is_on_unless_it_is_turned_off() -> None:
         {"elasticity": {"enabled": False}, "data_efficiency": {}, "autotuning": None},
         {"activation_checkpointing": {"cpu_checkpointing": False, "number_checkpoints": None}},
         {"checkpoint": {"writer": None, "tag_validation": "Warn"}},
-        {"forebay": {"update": "exact", "reduction": "ranked", "nvme_budget": None}},
+        {"forebay": {"update": "exact", "reduction": "ranked"}},
     ],
     ids=str,
 )
@@ -60,7 +60,6 @@ def test_a_refused_key_that_asks_for_nothing_passes(config: dict[str, Any]) -> N
         ("checkpoint.load_universal", True, "true is not supported yet"),
         ("zero_optimization.load_from_fp32_weights", False, "false is refused"),
         ("forebay.update", "speculative", '"speculative" is not supported yet'),
-        ("forebay.nvme_budget", "1GiB", "1073741824 is not supported yet"),
         ("csv_monitor.enabled", True, "true is not supported yet"),
         ("elasticity", {"enabled": True}, '{"enabled": true} is refused: forebay trains'),
         ("compression_training", {"x": 1}, '{"x": 1} is refused: forebay trains'),

@@ -25,6 +25,7 @@ _TOGETHER = (
     "zero_optimization.cpu_offload_param",
     "data_types.grad_accum_dtype",
     "data_types.param_dtype",
+    "zero_optimization.offload_optimizer.device",
 )
 _BY_PATH = pytest.mark.parametrize("key", _LEAVES, ids=lambda key: key.path)
 
@@ -161,6 +162,7 @@ def _other(key: Key) -> Any:
         "fp16",
         ["text"],
         "warn",
+        8192,
     ):
         try:
             checked = key.kind.check(value)

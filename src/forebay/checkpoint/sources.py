@@ -10,9 +10,11 @@ import torch
 from forebay import native
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from forebay.checkpoint.header import TensorSpec
 
-__all__ = ["JoinedSource", "RoundedSource", "Source", "TensorSource", "round_into"]
+__all__ = ["JoinedSource", "ReadSource", "RoundedSource", "Source", "TensorSource", "round_into"]
 
 
 class Source(Protocol):
@@ -101,6 +103,40 @@ class JoinedSource:
         high, low = self._high[chunk].cpu(), self._low[chunk].cpu()
         bits = torch.frombuffer(into, dtype=torch.float32)
         self._join(bits.data_ptr(), high.data_ptr(), low.data_ptr(), bits.numel())
+
+
+class ReadSource:
+    """fp32 elements that somebody reads from where no address leads, such as a file.
+
+    Args:
+        spec: fp32.
+        read: `read(begin, end)` gives elements in host memory; called from any thread.
+        first: The tensor's first element, as `read` counts.
+        owner: Who may change them.
+    """
+
+    def __init__(
+        self,
+        spec: TensorSpec,
+        read: Callable[[int, int], torch.Tensor],
+        *,
+        first: int = 0,
+        owner: int | None = None,
+    ) -> None:
+        self.spec = spec
+        self.owner = owner
+        self._read = read
+        self._first = first
+
+    def view(self, begin: int, end: int) -> memoryview | None:
+        """Nowhere: they are to be read."""
+        del begin, end
+        return None
+
+    def fill(self, begin: int, end: int, *, into: memoryview) -> None:
+        """Read elements."""
+        value = self._read(self._first + begin // 4, self._first + end // 4)
+        torch.frombuffer(into, dtype=torch.float32).copy_(value)
 
 
 class RoundedSource:

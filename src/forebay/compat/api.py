@@ -12,6 +12,7 @@ import torch
 
 from forebay.compat.distributed import init_distributed, refuse_ranks
 from forebay.compat.engine import TrainingEngine
+from forebay.compat.files import nvme_options
 from forebay.compat.inputs import (
     DTYPES,
     check_arguments,
@@ -178,12 +179,13 @@ def engine_options(
     config: ResolvedConfig, *, device: torch.device | str | None = None
 ) -> EngineOptions:
     """The engine's options that a resolved configuration asks for."""
-    on_host = config.zero.optimizer_tier == "host"
+    on_host = config.zero.optimizer_tier != "device"
     profile = measured_profile(config, device=device)
     ratio, cores = config.zero.ratio, config.zero.update_cores
     streams, live = config.zero.parameter_tier == "host", config.zero.live_elements
     return EngineOptions(
         device=device,
+        nvme=nvme_options(config),
         update=None if on_host else UpdatePlace.DEVICE,
         places=partial(places_for_share, share=ratio) if on_host and ratio is not None else None,
         weights=WeightPlace.HOST if streams else WeightPlace.DEVICE,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from forebay.engine.collector import GradientHook, hook_of
@@ -9,6 +11,9 @@ from forebay.engine.masters import refresh_master
 from forebay.engine.record import GradientState
 from forebay.errors import ConfigError, UnsupportedError
 from forebay.optim.reference import round_to
+
+if TYPE_CHECKING:
+    from forebay.engine.record import ParamRecord
 
 __all__ = [
     "safe_get_full_fp32_param",
@@ -49,7 +54,8 @@ def safe_get_full_fp32_param(param: torch.Tensor) -> torch.Tensor:
 
 def safe_get_full_optimizer_state(param: torch.Tensor, optim_state_key: str) -> torch.Tensor:
     """A copy of one optimizer state ("exp_avg" or "exp_avg_sq"), in the parameter's shape."""
-    return _state(param, optim_state_key).clone()
+    record = _record(param, optim_state_key)
+    return record.part.state(optim_state_key, record.slot).clone()
 
 
 def safe_get_full_grad(param: torch.Tensor) -> torch.Tensor | None:
@@ -86,9 +92,10 @@ def safe_set_full_optimizer_state(
     param: torch.Tensor, value: torch.Tensor, optim_state_key: str
 ) -> None:
     """Set one optimizer state from a tensor of the parameter's shape."""
-    state = _state(param, optim_state_key)
-    _check_shape(tuple(state.shape), value)
-    state.copy_(value)
+    record = _record(param, optim_state_key)
+    part, slot = record.part, record.slot
+    _check_shape(tuple(part.view(part.own_weights, slot).shape), value)
+    part.set_state(optim_state_key, slot, value)
 
 
 def safe_set_full_grad(param: torch.Tensor, value: torch.Tensor) -> None:
@@ -139,13 +146,12 @@ def _whole(param: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     return value.reshape(param.shape)
 
 
-def _state(param: torch.Tensor, key: str) -> torch.Tensor:
+def _record(param: torch.Tensor, key: str) -> ParamRecord:
     if key not in _STATES:
         raise ConfigError(f"optimizer state {key!r} does not exist; there are {_STATES}")
     hook = _hook(param)
     hook.engine.quiesce("optimizer state")
-    part = hook.record.part
-    return part.view(part.exp_avg if key == "exp_avg" else part.exp_avg_sq, hook.record.slot)
+    return hook.record
 
 
 def _check_shape(shape: tuple[int, ...], value: torch.Tensor) -> None:

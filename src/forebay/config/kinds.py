@@ -22,6 +22,7 @@ __all__ = [
     "COUNT",
     "ELEMENTS",
     "FLAG",
+    "FOLDERS",
     "INTEGER",
     "INTERVAL",
     "NON_NEGATIVE",
@@ -29,11 +30,13 @@ __all__ = [
     "POSITIVE",
     "POSITIVE_NUMBER",
     "RATES",
+    "SECTORS",
     "SHARE",
     "SIZE",
     "TEXT",
     "TEXTS",
     "Kind",
+    "bounded_integer",
     "choice",
     "optional",
 ]
@@ -151,6 +154,24 @@ def _interval(value: object) -> int | None:
     return int(_bounded(_integer, 1, _MAX_COUNT)(value))
 
 
+def _folders(value: object) -> str | tuple[str, ...]:
+    if isinstance(value, str):
+        if not value:
+            raise ValueError("empty")
+        return value
+    folders = _texts(value)
+    if not all(folders) or not folders or len(set(folders)) < len(folders):
+        raise ValueError("empty or twice the same")
+    return folders
+
+
+def _sectors(value: object) -> int:
+    number = int(_bounded(_integer, 4096, 1 << 30)(value))
+    if number % 4096:
+        raise ValueError("not a multiple of 4096")
+    return number
+
+
 def choice(*values: str | int) -> Kind:
     """One of the values, exactly as written."""
 
@@ -166,6 +187,11 @@ def choice(*values: str | int) -> Kind:
         name=" or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words),
         check=check,
     )
+
+
+def bounded_integer(low: int, high: int) -> Callable[[object], float]:
+    """The check of a whole number in a range."""
+    return _bounded(_integer, low, high)
 
 
 def optional(kind: Kind) -> Kind:
@@ -192,4 +218,8 @@ TEXT: Final = Kind(name="text", check=_text)
 TEXTS: Final = Kind(name="a list of texts", check=_texts)
 BETAS: Final = Kind(name="two numbers >= 0 and < 1", check=_betas)
 SIZE: Final = Kind(name='a size such as "24GiB", or a number of bytes', check=_size)
+FOLDERS: Final = Kind(name="text, or a list of texts", check=_folders)
+SECTORS: Final = Kind(
+    name="an integer >= 4096 and a multiple of it, at most 1073741824", check=_sectors
+)
 INTERVAL: Final = Kind(name="an integer >= 1 or null", check=_interval)

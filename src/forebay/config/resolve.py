@@ -7,11 +7,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from forebay.config.batch import resolve_batch
 from forebay.config.facts import Facts
 from forebay.config.lookup import Lookup
+from forebay.config.nvme import resolve_nvme
 from forebay.config.optimizer import resolve_optimizer, resolve_scheduler
 from forebay.config.parameters import resolve_parameters
 from forebay.config.precision import check_accumulation_dtype, resolve_precision
@@ -36,6 +37,11 @@ __all__ = ["resolve"]
 
 _ZERO: Final = "zero_optimization"
 _OFFLOAD: Final = "zero_optimization.offload_optimizer"
+_TIERS: Final[Mapping[str, Literal["device", "host", "nvme"]]] = {
+    "none": "device",
+    "cpu": "host",
+    "nvme": "nvme",
+}
 
 
 def resolve(
@@ -72,6 +78,7 @@ def resolve(
     budgets = BudgetSpec(
         device_bytes=lookup.take("forebay.device_budget"),
         host_bytes=lookup.take("forebay.host_budget"),
+        nvme_bytes=lookup.take("forebay.nvme_budget") if zero.nvme is not None else None,
     )
     for name in ("update", "state_format", "accumulation_order", "reduction"):
         # One value each passes so far; the row says which.
@@ -120,19 +127,20 @@ def _zero(lookup: Lookup) -> ZeroSpec:
         note = "from the old form, cpu_offload"
         lookup.record(f"{_OFFLOAD}.device", device, Source.DERIVED, note=note)
         lookup.record(f"{_OFFLOAD}.pin_memory", pin_memory, Source.DERIVED, note=note)
-    parameters = resolve_parameters(lookup, state_on_host=device == "cpu", pin_memory=pin_memory)
+    parameters = resolve_parameters(lookup, state_on_host=device != "none", pin_memory=pin_memory)
     ratio, cores = (lookup.take(f"{_OFFLOAD}.{name}") for name in ("ratio", "cpuadam_cores_perc"))
-    if device != "cpu":
-        lookup.annotate(f"{_OFFLOAD}.ratio", "changes nothing: it acts with device cpu")
+    if device == "none":
+        lookup.annotate(f"{_OFFLOAD}.ratio", "changes nothing: it acts with offloaded state")
     return ZeroSpec(
         stage=stage,
-        optimizer_tier="host" if device == "cpu" else "device",
+        optimizer_tier=_TIERS[device],
         parameter_tier=parameters.tier,
         live_elements=parameters.live_elements,
         pin_memory=pin_memory,
         ratio=None if ratio is None else float(ratio),
         update_cores=None if cores is None else float(cores),
         unit_elements=_unit_elements(lookup),
+        nvme=resolve_nvme(lookup, device=device),
     )
 
 

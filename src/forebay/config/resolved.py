@@ -9,7 +9,10 @@ from __future__ import annotations
 import enum
 import json
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+if TYPE_CHECKING:
+    from forebay.config.nvme_spec import NvmeSpec
 
 __all__ = [
     "BatchSpec",
@@ -164,16 +167,18 @@ class ZeroSpec:
         update_cores: Share of the cores that update on the host; None for what was measured.
         unit_elements: Parameters are packed in order into units of at most this many elements,
             at least one parameter each; None: units follow the model's blocks.
+        nvme: Files, buffers and access; None unless the tier is nvme.
     """
 
     stage: int = 0
-    optimizer_tier: Literal["device", "host"] = "device"
+    optimizer_tier: Literal["device", "host", "nvme"] = "device"
     parameter_tier: Literal["device", "host"] = "device"
     live_elements: int | None = None
     pin_memory: bool = True
     ratio: float | None = None
     update_cores: float | None = None
     unit_elements: int | None = None
+    nvme: NvmeSpec | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,6 +187,7 @@ class BudgetSpec:
 
     device_bytes: int | None = None
     host_bytes: int | None = None
+    nvme_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,6 +290,8 @@ class ResolvedConfig:
             params = {name: value for name, value in self.scheduler.params if value is not None}
             config["scheduler"] = {"type": self.scheduler.name, "params": params}
         config["zero_optimization"] = _zero_dict(self.zero)
+        if self.zero.nvme is not None:
+            config["aio"] = self.zero.nvme.aio.as_dict()
         if self.tensorboard is not None:
             config["tensorboard"] = {
                 "enabled": True,
@@ -299,6 +307,7 @@ class ResolvedConfig:
         config["forebay"] = {
             "device_budget": self.budgets.device_bytes,
             "host_budget": self.budgets.host_bytes,
+            "nvme_budget": self.budgets.nvme_bytes,
             "update": "exact",
             "state_format": "fp32",
             "accumulation_order": "microbatch",
@@ -354,10 +363,11 @@ def _zero_dict(zero: ZeroSpec) -> dict[str, Any]:
         "stage": zero.stage,
         "sub_group_size": zero.unit_elements or _SUB_GROUP_DEFAULT,
         "offload_optimizer": {
-            "device": "cpu" if zero.optimizer_tier == "host" else "none",
+            "device": {"device": "none", "host": "cpu", "nvme": "nvme"}[zero.optimizer_tier],
             "pin_memory": zero.pin_memory,
             "ratio": zero.ratio,
             "cpuadam_cores_perc": zero.update_cores,
+            **({} if zero.nvme is None else zero.nvme.as_dict()),
         },
         "offload_param": param,
         **live,

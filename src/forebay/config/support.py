@@ -69,6 +69,13 @@ def _contradictions(values: Values) -> list[Problem]:
                     f"delete {_ZERO}.{old}",
                 )
             )
+    if given.get(f"{_OPTIMIZER}.device") == "nvme" and not given.get(f"{_OPTIMIZER}.nvme_path"):
+        problems.append(
+            Problem(
+                f'config key {_OPTIMIZER}.device = "nvme" needs {_OPTIMIZER}.nvme_path',
+                'write "nvme_path": "/folder/on/a/local/drive"',
+            )
+        )
     problems += _super_offload(values, stage=stage)
     if given.get("bf16.enabled") and given.get("fp16.enabled"):
         problems.append(

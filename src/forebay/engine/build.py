@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from forebay.engine.files import open_files, refuse_more_files, with_files
 from forebay.engine.options import EngineOptions, SumPlace
-from forebay.engine.part import PartMemory, PartStorage
+from forebay.engine.part import PartStorage
 from forebay.engine.record import ParamRecord
+from forebay.engine.state_memory import PartMemory
 from forebay.engine.unit import Unit
-from forebay.errors import BudgetError
+from forebay.errors import BudgetError, UnsupportedError
 from forebay.hardware.affinity import CoreShare, Topology
 from forebay.hardware.limits import HostCeiling, HostLimit, host_ceiling
 from forebay.model.inspect import OUTSIDE
@@ -31,7 +33,7 @@ from forebay.plan.placement import (
 from forebay.plan.solve import choose_places
 from forebay.tiers.heap import HeapTrimmer
 from forebay.tiers.host import HostArena
-from forebay.tiers.ledger import Role
+from forebay.tiers.ledger import Ledger, Role, Tier
 from forebay.tiers.page_locking import PageLocking
 from forebay.units_of_measure import budget_text, format_bytes
 
@@ -50,6 +52,7 @@ __all__ = [
     "core_share",
     "move_the_rest",
     "page_locking",
+    "part_memory",
     "place",
     "refuse_what_does_not_fit",
     "ring_maker",
@@ -95,13 +98,23 @@ def place(spec: ModelSpec, *, options: EngineOptions, device: torch.device) -> P
         )
         for index, (unit, place) in enumerate(zip(spec.units, places, strict=True))
     )
-    return Placement(
+    placement = Placement(
         units=units,
         accumulation=accumulation_for(options),
         backwards_per_update=options.backwards or 1,
         bf16_master=options.bf16_master,
         piece_elements=options.piece_elements,
         sharding=options.sharding,
+    )
+    if options.nvme is None:
+        if any(unit.update is UpdatePlace.NVME for unit in units):
+            raise UnsupportedError("state is to be in files, and no folder is given for them")
+        return placement
+    return with_files(
+        placement,
+        options.nvme,
+        host_budget=options.host_budget,
+        device_page_bytes=mmap.PAGESIZE if device.type == "cpu" else 1,
     )
 
 
@@ -130,6 +143,7 @@ def refuse_what_does_not_fit(placement: Placement, *, options: EngineOptions, cp
         needed = _needed(sizes, cpu=cpu, limit=ceiling.limit)
         hint = _way_out(placement, needed=needed, cpu=cpu, ceiling=ceiling)
         ceiling.require(needed, what=what, hint=hint)
+    refuse_more_files(sizes, budget=None if options.nvme is None else options.nvme.budget)
     if options.device_budget is not None and device > options.device_budget:
         raise BudgetError(
             f"cannot place {format_bytes(device)} of {what} on the device: device_budget is "
@@ -216,9 +230,12 @@ def build_units(
             left_bytes = _host_bytes([record.param])
             unit.bind(record)
             heap.freed(left_bytes)
-            if not record.part.high_is_weight:
+            if not record.part.high_is_weight and record.part.files is None:
                 record.part.set_master(record.slot, record.param.data)
             record.rebase()
+        for part in unit.parts:
+            if part.files is not None:
+                part.files.begin(part.own_weights)
         units.append(unit)
     heap.trim()
     return tuple(units)
@@ -282,6 +299,26 @@ def ring_maker(placement: Placement, *, memory: PartMemory) -> Callable[[], Host
         )
 
     return _make
+
+
+def part_memory(
+    placement: Placement, *, options: EngineOptions, accelerator: Accelerator, core: Any
+) -> PartMemory:
+    """Where parts take their memory from, files included, under the budgets that are set."""
+    nvme = options.nvme
+    ledger = Ledger(
+        {
+            Tier.DEVICE: options.device_budget,
+            Tier.HOST: options.host_budget,
+            Tier.NVME: None if nvme is None else nvme.budget,
+        }
+    )
+    return PartMemory(
+        accelerator=accelerator,
+        ledger=ledger,
+        page_locking=page_locking(options, accelerator=accelerator, core=core),
+        files=open_files(placement, nvme, ledger=ledger, core=core),
+    )
 
 
 def core_share(options: EngineOptions) -> CoreShare:

@@ -20,18 +20,18 @@ from forebay.engine.build import (
     build_units,
     core_share,
     move_the_rest,
-    page_locking,
+    part_memory,
     place,
     refuse_what_does_not_fit,
     ring_maker,
 )
 from forebay.engine.collector import Collector
 from forebay.engine.executor import Executor
+from forebay.engine.files import connect_files
 from forebay.engine.hooks import HookActions, ModuleHooks
 from forebay.engine.learned_sums import LearnedSums
 from forebay.engine.masters import refresh_master
 from forebay.engine.options import EngineOptions, Timing
-from forebay.engine.part import PartMemory
 from forebay.engine.pool_room import with_pool
 from forebay.engine.ranks import connect_ranks
 from forebay.engine.refusals import refuse_mixed_directions, refuse_strangers, refuse_taken
@@ -49,12 +49,11 @@ from forebay.hardware.limits import SwapWatch
 from forebay.links.lanes import Lanes
 from forebay.links.observer import Moment
 from forebay.model.inspect import inspect_model
-from forebay.optim.device_math import HostMath, cuda_math
+from forebay.optim.device_math import math_for
 from forebay.optim.rule import AdamRule
 from forebay.plan.memory import backlog_bytes
 from forebay.plan.placement import Accumulation
 from forebay.plan.program import build_program
-from forebay.tiers.ledger import Ledger, Tier
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -156,12 +155,11 @@ class Engine:
     def _allocate(self, inspected: InspectedModel) -> None:
         """Make the memory and move the model into it."""
         options, device = self.options, self.accelerator.device
-        self.ledger = Ledger({Tier.DEVICE: options.device_budget, Tier.HOST: options.host_budget})
         core = native.core()
-        self.page_locking = page_locking(options, accelerator=self.accelerator, core=core)
-        memory = PartMemory(
-            accelerator=self.accelerator, ledger=self.ledger, page_locking=self.page_locking
+        self._memory = memory = part_memory(
+            self.placement, options=options, accelerator=self.accelerator, core=core
         )
+        self.ledger, self.page_locking = memory.ledger, memory.page_locking
         self.cores = core_share(options)
         self.units = build_units(inspected, placement=self.placement, memory=memory)
         move_the_rest(self.module, trained=inspected.params, device=device, cast_to=options.cast_to)
@@ -178,7 +176,6 @@ class Engine:
     def _connect(self, rule: AdamRule) -> None:
         """Make what works on that memory."""
         options, device = self.options, self.accelerator.device
-        on_host = device.type == "cpu"
         self.lanes.observer = options.observe(device)
         self._nans = NanSource(device)
         self._room = DeviceRoom(device, ledger=self.ledger, staging_bytes=options.staging_bytes)
@@ -199,11 +196,12 @@ class Engine:
         self._executor = Executor(
             self.units,
             lanes=self.lanes,
-            math=HostMath(self.lanes.core, self.lanes.pool) if on_host else cuda_math(device),
+            math=math_for(device, core=self.lanes.core, pool=self.lanes.pool),
             streamer=self._streamer,
             publisher=self.streaming.publisher,
             piece_elements=self.placement.piece_elements,
         )
+        connect_files(self._executor, self.placement, memory=self._memory)
         self._order: tuple[int, ...] = tuple(range(len(self.units)))
         self.ranks = connect_ranks(
             self.units,
@@ -297,6 +295,7 @@ class Engine:
     def _update_or_skip(self, divisor: float) -> StepOutcome:
         """Run the stepper; a failure inside the lanes, or in the middle of an update, closes."""
         try:
+            self.lanes.raise_failures()
             return self._stepper.run(self.groups, clip_norm=self.clip_norm, divisor=divisor)
         except (TransferError, RankError) as error:
             self._barrier.fail(str(error))
@@ -396,5 +395,6 @@ class Engine:
             for unit in self.units:
                 for part in unit.parts:
                     part.close()
+            self._executor.close()
             if self.page_locking is not None:
                 self.page_locking.wait()

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from forebay.engine.gradients import GradientPath, follow
+from forebay.engine.gradients import GradientPath, before_update
 from forebay.links.observer import Moment
 from forebay.optim.flat_state import FlatState, native_hypers, native_part
-from forebay.plan.placement import MasterLayout
+from forebay.plan.placement import MasterLayout, UpdatePlace
 from forebay.plan.program import Lane, OpKind, Trigger, TriggerKind, Turn
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from forebay.engine.publisher import Publisher
     from forebay.engine.record import ParamRecord
     from forebay.engine.shared_gradients import SharedGradients
+    from forebay.engine.spool import Spool
     from forebay.engine.streamer import StagedPart, Streamer
     from forebay.engine.unit import Unit
     from forebay.links.lanes import Lanes
@@ -58,6 +59,10 @@ class Executor:
         streamer: Moves state that visits the device.
         publisher: Takes new weights.
         piece_elements: Elements of one piece of an update and of the copy that follows it.
+
+    Attributes:
+        traffic: Bytes moved so far over each lane.
+        spool: Updates state in files; None where there is none.
     """
 
     def __init__(
@@ -70,21 +75,21 @@ class Executor:
         publisher: Publisher,
         piece_elements: int,
     ) -> None:
-        self._units = units
-        self._lanes = lanes
+        self.units = units
+        self.lanes = lanes
         self.math = math
         self.mark, self.waiting = lanes.mark, lanes.waiting
         self._accelerator = lanes.accelerator
         self._streamer = streamer
-        self._publisher = publisher
+        self.publisher = publisher
         self._piece = piece_elements
         self.traffic = lanes.traffic
         self.device = lanes.accelerator.device
-        self.lanes = lanes
         self.local = GradientPath(lanes=lanes, math=math, traffic=self.traffic)
         self.gradients: GradientPath | SharedGradients = self.local
         # Brings a unit's new weights to all ranks, after those of its own slice.
         self.spread: Spread | None = None
+        self.spool: Spool | None = None
         self._order: UpdateOrder | None = None
         self._updates: dict[int, list[Any]] = {}
         self._handlers: dict[OpKind, Callable[[Unit], None]] = {
@@ -92,6 +97,7 @@ class Executor:
             OpKind.UPDATE: self._update,
             OpKind.PUBLISH: self._publish,
             OpKind.WRITE_BACK: self._write_back,
+            OpKind.STORE: _piece_by_piece,
         }
         self.use(self.local)
 
@@ -117,17 +123,21 @@ class Executor:
 
     def last_backward_begins(self, program: Program) -> None:
         """State may come up from now on, in the order in which the next forward needs it."""
-        fetches = program.at(Trigger(TriggerKind.BACKWARD))
-        self._streamer.begin(
-            self._units[op.unit] for op in reversed(fetches) if op.unit is not None
+        begun = program.at(Trigger(TriggerKind.BACKWARD))
+        fetches, reads = (
+            [self.units[op.unit] for op in begun if op.kind is kind and op.unit is not None]
+            for kind in (OpKind.FETCH, OpKind.READ)
         )
+        self._streamer.begin(reversed(fetches))
+        if self.spool is not None:
+            self.spool.read_ahead(reads)
         self.traffic[Lane.UP] += self._streamer.pump()
 
     def update_all(self, program: Program, order: UpdateOrder) -> None:
         """Run the updates of a step, in the program's order, those on the host first."""
         self._order = order
         started = [
-            (op, self._units[op.unit])
+            (op, self.units[op.unit])
             for op in program.at(Trigger(TriggerKind.STEP))
             if op.unit is not None
         ]
@@ -151,10 +161,15 @@ class Executor:
         """The window was discarded: let go of what its gradients had started."""
         self.gradients.discard()
         self._streamer.drop()
-        self._lanes.reap()
+        self.lanes.reap()
+
+    def close(self) -> None:
+        """Give back the memory that state in files passes through; the lanes are closed."""
+        if self.spool is not None:
+            self.spool.close()
 
     def _run(self, op: Op, unit: Unit) -> None:
-        self._lanes.observer.doing(op.kind, unit.name)
+        self.lanes.observer.doing(op.kind, unit.name)
         self._handlers[op.kind](unit)
 
     def _gather(self, unit: Unit) -> None:
@@ -162,7 +177,7 @@ class Executor:
         assert order is not None
         assert spread is not None
         changed = [record for record in unit.records if record.index in order.hyper_of]
-        arrivals = self._publisher.arrivals.pop(unit.index, [])
+        arrivals = self.publisher.arrivals.pop(unit.index, [])
         if changed:
             spread(unit, changed, arrivals)
 
@@ -172,11 +187,15 @@ class Executor:
         elif unit.index in self._updates:
             assert self._order is not None
             self.traffic[Lane.DOWN] += self._streamer.write_back(unit)
-            self._publisher.written_back(unit, self._order.hyper_of)
+            self.publisher.written_back(unit, self._order.hyper_of)
 
     def _update(self, unit: Unit) -> None:
         if unit.updates_on_device:
             self._update_on_device(unit)
+        elif unit.placement.update is UpdatePlace.NVME:
+            assert self.spool is not None
+            assert self._order is not None
+            self.spool.update(unit, self._order)
         else:
             self._update_on_host(unit)
 
@@ -218,30 +237,27 @@ class Executor:
             self.gradients.refresh_high(part)
             state = _flat_state(part)
             native = native_part(
-                self._lanes.core,
+                self.lanes.core,
                 state,
                 grad=part.gradient_address,
                 grad_dtype=part.gradient_dtype,
                 out=_rounded_weights(part),
                 out_dtype=part.layout.dtype,
             )
-            numbers = native_hypers(self._lanes.core, order.hypers)
-            ticket = self._lanes.update(
-                native, numbers, chosen, order.scale, self._piece, None, _before_update(part)
+            numbers = native_hypers(self.lanes.core, order.hypers)
+            ticket = self.lanes.update(
+                native, numbers, chosen, order.scale, self._piece, None, before_update(part)
             )
-            part.ticket = tickets[-1] = self._lanes.hold(ticket, native)
+            part.ticket = tickets[-1] = self.lanes.hold(ticket, native)
         self._updates[unit.index] = tickets
 
     def _publish(self, unit: Unit) -> None:
+        if unit.placement.update is UpdatePlace.NVME:
+            _piece_by_piece(unit)
+            return
         order = self._order
         assert order is not None
-        self._publisher.publish(unit, self._updates[unit.index], order.hyper_of)
-
-
-def _before_update(part: PartStorage) -> list[Any]:
-    """What an update of a part comes after: its gradient, and loads of the old weights."""
-    part.loads = [ticket for ticket in part.loads if not ticket.done]
-    return [*follow(part), *part.loads]
+        self.publisher.publish(unit, self._updates[unit.index], order.hyper_of)
 
 
 def _rounded_weights(part: PartStorage) -> int:
@@ -249,6 +265,11 @@ def _rounded_weights(part: PartStorage) -> int:
     if part.master is not MasterLayout.WHOLE:
         return 0
     return part.gradient_address if part.home is None else part.weights.data_ptr()
+
+
+def _piece_by_piece(unit: Unit) -> None:
+    """State in files: each piece is published and written back where it is updated."""
+    del unit
 
 
 def _flat_state(part: PartStorage) -> FlatState:

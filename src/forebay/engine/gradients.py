@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from forebay.links.lanes import Lanes
     from forebay.optim.device_math import DeviceMath
 
-__all__ = ["GradientPath", "follow"]
+__all__ = ["GradientPath", "before_update", "follow"]
 
 
 class GradientPath:
@@ -266,6 +266,12 @@ class GradientPath:
 def follow(part: PartStorage) -> list[Any]:
     """What the next operation on a part waits for."""
     return [] if part.ticket is None else [part.ticket]
+
+
+def before_update(part: PartStorage) -> list[Any]:
+    """What an update of a part comes after: its gradient, and loads of the old weights."""
+    part.loads = [ticket for ticket in part.loads if not ticket.done]
+    return [*follow(part), *part.loads]
 
 
 def _mark_landed(records: Sequence[ParamRecord]) -> None:

@@ -151,7 +151,7 @@ def load_master(
     record.master_is_loaded = True
     if part.low is None:
         if master is not None:
-            part.view(part.high, slot).copy_(master)
+            part.set_state("master", slot, master)
         else:
             record.loaded_low = low
     elif low is not None:
@@ -180,12 +180,13 @@ def _settle_whole(
     part: PartStorage, offset: int, weight: torch.Tensor, low: torch.Tensor | None
 ) -> None:
     for chunk in _chunks(weight.numel()):
-        high = part.high[offset + chunk.start : offset + chunk.stop]
+        high = part.read("master", offset + chunk.start, offset + chunk.stop)
         here = weight[chunk].to(high.device)
         if low is not None:
-            high.copy_(join(here, low[chunk].to(high.device)))
+            master = join(here, low[chunk].to(high.device))
         else:
-            high.copy_(torch.where(round_to(high, part.dtype) == here, high, here.float()))
+            master = torch.where(round_to(high, part.dtype) == here, high, here.float())
+        part.write("master", offset + chunk.start, master)
 
 
 def _chunks(elements: int) -> Iterator[slice]:

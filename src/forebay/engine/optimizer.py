@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import torch
 
-from forebay.engine.state import check_entry, load_entry, state_of
+from forebay.engine.state import FileEntry, check_entry, load_entry, state_of
 from forebay.errors import CheckpointError, ConfigError, GradientError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -177,12 +177,18 @@ class OffloadedOptimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """State and groups in torch's format, after the barrier.
 
-        Tensors are references to where the state lives, not copies. Beside torch's own entries
+        Tensors are references to where the state lives, not copies; state in files is read into
+        memory. Beside torch's own entries
         each parameter has what completes its fp32 master: `master_low` (the low 16 bits of a
         split master) or `master`.
         """
         self.engine.settle_masters()
-        return super().state_dict()
+        state = super().state_dict()
+        entries = state["state"]
+        for key, entry in entries.items():
+            if isinstance(entry, FileEntry):
+                entries[key] = dict(entry)
+        return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Write a state dict into the state's memory, without a copy of it.

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from forebay.comm.group import Group
+    from forebay.engine.file_space import NvmeOptions
     from forebay.links.fake import FaultScript
     from forebay.links.observer import Observer
     from forebay.model.spec import ModelSpec
@@ -90,6 +91,7 @@ class EngineOptions:
         fault: Scripted delays and faults of the link.
         group: The ranks that train together; None for this process alone.
         stage: What is sharded over them; see `forebay.plan.Sharding`.
+        nvme: Files for the state that host memory has no room for; None keeps all of it there.
     """
 
     device: torch.device | str | None = None
@@ -119,6 +121,7 @@ class EngineOptions:
     fault: FaultScript | None = None
     group: Group | None = None
     stage: int = 0
+    nvme: NvmeOptions | None = None
 
     @property
     def sharding(self) -> Sharding:

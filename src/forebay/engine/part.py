@@ -12,15 +12,16 @@ write its whole unit, and `save_pretrained` would copy every weight first.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.dlpack import from_dlpack
 
+from forebay.engine.file_state import FileState
 from forebay.engine.homes import WeightHome
 from forebay.engine.rank_sums import RankSums
+from forebay.engine.state_memory import PartMemory, StateMemory
 from forebay.model.layout import ITEM_BYTES
 from forebay.optim.master import join, split
 from forebay.plan.placement import MasterLayout, UpdatePlace, WeightPlace
@@ -31,13 +32,10 @@ from forebay.tiers.ledger import Role
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from forebay.accelerators.base import Accelerator
     from forebay.model.layout import ParamSlot, PartLayout
     from forebay.plan.placement import Placement
-    from forebay.tiers.ledger import Ledger
-    from forebay.tiers.page_locking import PageLocking
 
-__all__ = ["TORCH_DTYPES", "GradientForm", "PartMemory", "PartStorage", "state_item_bytes"]
+__all__ = ["TORCH_DTYPES", "GradientForm", "PartStorage", "state_item_bytes"]
 
 TORCH_DTYPES = {
     "float32": torch.float32,
@@ -56,91 +54,6 @@ class GradientForm(Enum):
     """The working dtype: each parameter has one addend."""
     FP32 = "fp32"
     """fp32 sums."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartMemory:
-    """Where a part's memory comes from."""
-
-    accelerator: Accelerator
-    ledger: Ledger
-    page_locking: PageLocking | None
-
-    @property
-    def device(self) -> torch.device:
-        """Where weights and activations are computed with."""
-        return self.accelerator.device
-
-    def host_arena(self, nbytes: int, *, role: Role, what: str) -> HostArena:
-        """An arena that the link copies from or to."""
-        return HostArena(
-            nbytes, ledger=self.ledger, role=role, what=what, page_locking=self.page_locking
-        )
-
-
-class _State:
-    """Master and moments of a part: flat tensors on the host or on the device.
-
-    `high` is the bf16 half in split layout, the fp32 master otherwise; None where the working
-    weight is its own master and lies on the device.
-    """
-
-    def __init__(
-        self, elements: int, master: MasterLayout, *, update: UpdatePlace, memory: PartMemory
-    ) -> None:
-        self.arenas: list[HostArena | DeviceArena] = []
-        n, what = elements, f"{elements} parameters"
-        self.high: torch.Tensor | None = None
-        self.low: torch.Tensor | None = None
-        if update is not UpdatePlace.DEVICE:
-            visits = update is UpdatePlace.STREAMED
-            # Only what crosses the link is locked, which takes 0.7 s per GiB: all of it on visits,
-            # else the half that is the new weight (a whole master's is written over the gradient).
-            crossing = {
-                MasterLayout.WEIGHT: 4 * n,
-                MasterLayout.SPLIT: 4 * n if visits else 2 * n,
-                MasterLayout.WHOLE: 4 * n if visits else 0,
-            }
-            hp = self._host(4 * n, Role.HP_PARAMS, f"masters of {what}", memory)
-            if master is MasterLayout.SPLIT:
-                self.high = hp.tensor(torch.bfloat16, offset_bytes=0, elements=n)
-                self.low = hp.tensor(torch.int16, offset_bytes=2 * n, elements=n)
-            else:
-                self.high = hp.tensor(torch.float32, offset_bytes=0, elements=n)
-            moments = self._host(8 * n, Role.OPTIM_STATES, f"moments of {what}", memory)
-            if memory.page_locking is not None:
-                hp.lock(memory.page_locking, nbytes=crossing[master])
-                moments.lock(memory.page_locking, nbytes=8 * n if visits else 0)
-            self.exp_avg = moments.tensor(torch.float32, offset_bytes=0, elements=n)
-            self.exp_avg_sq = moments.tensor(torch.float32, offset_bytes=4 * n, elements=n)
-            return
-        if master is MasterLayout.SPLIT:
-            self.low = self._device(n, torch.int16, Role.HP_PARAMS, f"masters of {what}", memory)
-        elif master is MasterLayout.WHOLE:
-            self.high = self._device(n, torch.float32, Role.HP_PARAMS, f"masters of {what}", memory)
-        self.exp_avg, self.exp_avg_sq = (
-            self._device(n, torch.float32, Role.OPTIM_STATES, f"{name} of {what}", memory)
-            for name in ("first moments", "second moments")
-        )
-
-    def _host(self, nbytes: int, role: Role, what: str, memory: PartMemory) -> HostArena:
-        arena = HostArena(nbytes, ledger=memory.ledger, role=role, what=what)
-        self.arenas.append(arena)
-        return arena
-
-    def _device(
-        self, elements: int, dtype: torch.dtype, role: Role, what: str, memory: PartMemory
-    ) -> torch.Tensor:
-        arena = DeviceArena(
-            elements,
-            dtype=dtype,
-            device=memory.device,
-            ledger=memory.ledger,
-            role=role,
-            what=what,
-        )
-        self.arenas.append(arena)
-        return arena.flat
 
 
 class PartStorage:
@@ -177,6 +90,9 @@ class PartStorage:
         self.dtype = TORCH_DTYPES[layout.dtype]
         self.device = memory.device
         self._memory = memory
+        self.files: FileState | None = None
+        if update is UpdatePlace.NVME:
+            self.files = self._file_state(placement.buffers.piece_elements)
         self.home: WeightHome | None = None
         self.loads: list[Any] = []
         self._weights: DeviceArena | HostArena | None = None
@@ -184,7 +100,7 @@ class PartStorage:
         self.on_host = update is not UpdatePlace.DEVICE
         # Updated on the device last time: what `high` mirrors of the weights is older than they.
         self.high_is_stale = False
-        self._state = _State(self.elements, self.master, update=update, memory=memory)
+        self._state = StateMemory(self.elements, self.master, update=update, memory=memory)
         self.low = self._state.low
         self.exp_avg = self._state.exp_avg
         self.exp_avg_sq = self._state.exp_avg_sq
@@ -194,7 +110,7 @@ class PartStorage:
         if not streams:
             self.own_weights = self.weights[self.shard.start : self.shard.end]
         # The weights themselves are (the high half of) the master.
-        lies_apart = not streams or self.master is MasterLayout.WHOLE
+        lies_apart = not streams or self.master is MasterLayout.WHOLE or self.files is not None
         self.high_is_weight = self._state.high is None or not lies_apart
         self.high = self.own_weights if self._state.high is None else self._state.high
         self.gradient_form = (
@@ -222,6 +138,18 @@ class PartStorage:
         """Elements of the state that is held here: the part's, or this rank's shard of them."""
         return self.shard.elements
 
+    def _file_state(self, piece_elements: int) -> FileState:
+        assert self._memory.files is not None
+        if self.master is MasterLayout.SPLIT:
+            self.master = MasterLayout.WHOLE
+        names = [(slot.names[0], *self.segments[slot.index][:2]) for slot in self.layout.slots]
+        return FileState(
+            self.elements,
+            names=names,
+            piece_elements=piece_elements,
+            space=self._memory.files,
+        )
+
     def _place_weights(self, place: WeightPlace) -> torch.Tensor:
         """Make the working weights' memory; none where they are the high half of the master."""
         what = f"weights of {self.layout.elements} parameters"
@@ -236,7 +164,7 @@ class PartStorage:
             )
             return self._weights.flat
         self.home = WeightHome(self.layout, dtype=self.dtype, accelerator=self._memory.accelerator)
-        if self.master is not MasterLayout.WHOLE:
+        if self.master is not MasterLayout.WHOLE and self.files is None:
             assert self._state.high is not None
             return self._state.high
         self._weights = self._memory.host_arena(
@@ -325,8 +253,39 @@ class PartStorage:
     def view(self, flat: torch.Tensor, slot: ParamSlot) -> torch.Tensor:
         """What a flat role of the shard holds of a parameter: in its shape, or flat if not all."""
         segment = self.segments[slot.index]
-        held = flat[segment.offset : segment.end]
-        return held.view(slot.shape) if segment.elements == slot.elements else held
+        return self._shaped(flat[segment.offset : segment.end], slot)
+
+    def _shaped(self, held: torch.Tensor, slot: ParamSlot) -> torch.Tensor:
+        return held.view(slot.shape) if held.numel() == slot.elements else held
+
+    def read(self, role: str, begin: int, end: int) -> torch.Tensor:
+        """Elements of the master (where it is whole) or of a moment, as `plan.records.ROLES`.
+
+        A view where the role lies in memory, a copy where it lies in a file.
+        """
+        if self.files is not None:
+            return self.files.read(role, begin, end)
+        return self._flat(role)[begin:end]
+
+    def write(self, role: str, begin: int, values: torch.Tensor) -> None:
+        """Write elements of a role as `read` knows them; values are flat, in any dtype."""
+        if self.files is not None:
+            self.files.write(role, begin, values)
+        else:
+            self._flat(role)[begin : begin + values.numel()] = values
+
+    def _flat(self, role: str) -> torch.Tensor:
+        flats = {"master": self.high, "exp_avg": self.exp_avg, "exp_avg_sq": self.exp_avg_sq}
+        return flats[role]
+
+    def state(self, role: str, slot: ParamSlot) -> torch.Tensor:
+        """What is held of one parameter's role, as `read`, in the form of `view`."""
+        segment = self.segments[slot.index]
+        return self._shaped(self.read(role, segment.offset, segment.end), slot)
+
+    def set_state(self, role: str, slot: ParamSlot, value: torch.Tensor) -> None:
+        """Write what is held of one parameter's role, given in the form of `view`."""
+        self.write(role, self.segments[slot.index].offset, value.detach().reshape(-1))
 
     def share(self, value: torch.Tensor, slot: ParamSlot) -> torch.Tensor:
         """What the shard holds of a parameter-shaped tensor, in the form of `view`."""
@@ -338,10 +297,9 @@ class PartStorage:
     def master_copy(self, slot: ParamSlot) -> torch.Tensor:
         """A copy of what is held of one parameter's fp32 master, in the form of `view`."""
         self.sync_high()
-        high = self.view(self.high, slot)
         if self.low is None:
-            return high.detach().clone()
-        return join(high, self.view(self.low, slot))
+            return self.state("master", slot).detach().clone()
+        return join(self.view(self.high, slot), self.view(self.low, slot))
 
     def set_master(self, slot: ParamSlot, value: torch.Tensor) -> None:
         """Write what is held of one parameter's fp32 master, given whole.
@@ -351,20 +309,20 @@ class PartStorage:
         """
         self.sync_high()
         segment = self.segments[slot.index]
-        high = self.high[segment.offset : segment.end]
-        low = None if self.low is None else self.low[segment.offset : segment.end]
         flat = self.share(value.detach(), slot).reshape(-1)
-        if low is not None and flat.dtype is torch.bfloat16:
+        if self.low is None:
+            self.write("master", segment.offset, flat)
+            return
+        high = self.high[segment.offset : segment.end]
+        low = self.low[segment.offset : segment.end]
+        if flat.dtype is torch.bfloat16:
             high.copy_(flat)
             low.zero_()
             return
         for start in range(0, segment.elements, _CHUNK_ELEMENTS):
             chunk = slice(start, start + _CHUNK_ELEMENTS)
             single = flat[chunk].to(device=high.device, dtype=torch.float32)
-            if low is None:
-                high[chunk] = single
-            else:
-                high[chunk], low[chunk] = split(single)
+            high[chunk], low[chunk] = split(single)
 
     def sync_high(self) -> None:
         """Copy the weights over their mirror on the host, where the device updated them last."""
@@ -379,6 +337,8 @@ class PartStorage:
         for arena in arenas:
             if arena is not None:
                 arena.close()
+        if self.files is not None:
+            self.files.close()
         self.weights = self.own_weights = self.high = torch.empty(0)
         self.exp_avg = self.exp_avg_sq = torch.empty(0)
         self._state.high = self.low = None

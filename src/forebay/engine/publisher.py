@@ -80,13 +80,22 @@ class Publisher:
             part.ticket = self._lanes.hold(ticket, event)
             arrivals.append(ticket)
             arriving.extend(present)
+        self.await_arrivals(unit, arriving, arrivals)
+
+    def await_arrivals(
+        self, unit: Unit, records: Sequence[ParamRecord], arrivals: Sequence[Any]
+    ) -> None:
+        """A unit's new weights are on their way to the device: pending until they are there."""
         if self._is_gathered:
-            self.arrivals[unit.index] = arrivals
-        elif arriving:
-            unit.await_weights(arriving, arrivals, self._nans)
+            self.arrivals[unit.index] = list(arrivals)
+        elif records:
+            unit.await_weights(records, arrivals, self._nans)
 
     def written_back(self, unit: Unit, changed: Container[int]) -> None:
-        """A unit was updated on the device and its state is on its way home."""
+        """A unit's new weights on the host are there once each part's ticket is done.
+
+        Its state was updated on the device and is on its way home, or was updated from files.
+        """
         if unit.streams_weights:
             self._renew(unit, changed)
             for part in unit.parts:

@@ -244,9 +244,9 @@ def _restore_record(
         master = checkpoint.read(entry, role, start, end).float()
         write_master(record, start, master)
         if scope is Scope.EVERYTHING:
-            here = slice(slot.offset + start, slot.offset + end)
-            part.exp_avg[here] = checkpoint.read(entry, Role.EXP_AVG, start, end)
-            part.exp_avg_sq[here] = checkpoint.read(entry, Role.EXP_AVG_SQ, start, end)
+            for moment in _MOMENTS:
+                value = checkpoint.read(entry, moment, start, end)
+                part.write(moment.value, slot.offset + start, value)
     if scope is Scope.EVERYTHING:
         record.step = entry.step
     record.master_is_loaded = False
@@ -268,7 +268,7 @@ def write_master(record: ParamRecord, start: int, master: torch.Tensor) -> None:
         return
     part.weights[here] = round_to(master, part.dtype).to(part.weights.device)
     if not part.high_is_weight:
-        part.high[here] = master.to(part.high.device)
+        part.write("master", here.start, master)
 
 
 def _restore_other(tensor: torch.Tensor, entry: ParameterEntry, checkpoint: Checkpoint) -> None:

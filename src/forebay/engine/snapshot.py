@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +17,7 @@ from forebay import native
 from forebay.checkpoint.header import TensorSpec, dtype_name
 from forebay.checkpoint.manifest import Kind, Manifest, ParameterEntry, Role, Slice, tensor_key
 from forebay.checkpoint.manifest_json import manifest_bytes
-from forebay.checkpoint.sources import JoinedSource, TensorSource
+from forebay.checkpoint.sources import JoinedSource, ReadSource, TensorSource
 from forebay.engine.random_state import RandomState
 from forebay.errors import CheckpointError, UnsupportedError
 
@@ -188,6 +189,11 @@ def _sources_of(record: ParamRecord) -> Iterator[Source]:
     def spec(role: Role) -> TensorSpec:
         return TensorSpec(key=tensor_key(role, record.label), dtype="F32", shape=slot.shape)
 
+    if part.files is not None:
+        for role in (Role.MASTER, Role.EXP_AVG, Role.EXP_AVG_SQ):
+            read = partial(part.read, role.value)
+            yield ReadSource(spec(role), read, first=slot.offset, owner=owner)
+        return
     # where the device updated last, the host's mirror of the weight is older than it
     high = (part.weights if part.high_is_stale else part.high)[span]
     if part.low is None:

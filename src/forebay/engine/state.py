@@ -6,6 +6,7 @@ of a split master) or `master`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,28 +15,57 @@ from forebay.engine.masters import load_master
 from forebay.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator
 
     from forebay.engine.record import ParamRecord
 
-__all__ = ["check_entry", "load_entry", "state_of"]
+__all__ = ["FileEntry", "check_entry", "load_entry", "state_of"]
 
 _NEEDED = ("exp_avg", "exp_avg_sq", "step")
 _TENSORS = ("exp_avg", "exp_avg_sq", "master", "master_low")
 
 
-def state_of(record: ParamRecord) -> dict[str, Any]:
-    """The entry of a parameter; its tensors view the state's memory."""
+class FileEntry(Mapping[str, torch.Tensor]):
+    """The entry of a parameter whose state is in a file: each look at a tensor reads it anew."""
+
+    def __init__(self, record: ParamRecord) -> None:
+        self._record = record
+        self._step = torch.tensor(float(record.step))
+        self._names = ["step", "exp_avg", "exp_avg_sq"]
+        if record.part.dtype is not torch.float32:
+            self._names.append("master")
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        """The count of updates, or a copy of what the file holds."""
+        if name not in self._names:
+            raise KeyError(name)
+        if name == "step":
+            return self._step
+        return self._record.part.state(name, self._record.slot)
+
+    def __iter__(self) -> Iterator[str]:
+        """The names of its tensors."""
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._names)
+
+
+def state_of(record: ParamRecord) -> Mapping[str, Any]:
+    """The entry of a parameter; its tensors view the state's memory, or are read from its file."""
     part, slot = record.part, record.slot
+    if part.files is not None:
+        return FileEntry(record)
     state: dict[str, Any] = {
         "step": torch.tensor(float(record.step)),
-        "exp_avg": part.view(part.exp_avg, slot),
-        "exp_avg_sq": part.view(part.exp_avg_sq, slot),
+        "exp_avg": part.state("exp_avg", slot),
+        "exp_avg_sq": part.state("exp_avg_sq", slot),
     }
     if part.low is not None:
         state["master_low"] = part.view(part.low, slot)
     elif part.dtype is not torch.float32:
-        state["master"] = part.view(part.high, slot)
+        state["master"] = part.state("master", slot)
     return state
 
 
@@ -46,7 +76,7 @@ def check_entry(record: ParamRecord, entry: Mapping[str, Any]) -> None:
             raise CheckpointError(f"the state of {record.label} has no {name}")
     for name in _TENSORS:
         value = entry.get(name)
-        shape = tuple(record.part.view(record.part.exp_avg, record.slot).shape)
+        shape = tuple(record.part.view(record.part.own_weights, record.slot).shape)
         if value is not None and tuple(value.shape) != shape:
             raise CheckpointError(
                 f"{name} of {record.label} has shape {tuple(value.shape)}, the parameter {shape}"
@@ -57,13 +87,12 @@ def load_entry(record: ParamRecord, entry: Mapping[str, Any]) -> None:
     """Write an entry into the state's memory; an empty one stands for "never updated"."""
     part, slot = record.part, record.slot
     part.await_readers()
-    moments = (part.view(part.exp_avg, slot), part.view(part.exp_avg_sq, slot))
     if not entry:
         record.step = 0
-        for moment in moments:
-            moment.zero_()
+        for name in ("exp_avg", "exp_avg_sq"):
+            part.set_state(name, slot, torch.zeros(1).expand(part.segments[slot.index].elements))
         return
-    for moment, name in zip(moments, ("exp_avg", "exp_avg_sq"), strict=True):
-        moment.copy_(entry[name])
+    for name in ("exp_avg", "exp_avg_sq"):
+        part.set_state(name, slot, entry[name])
     record.step = int(entry["step"])
     load_master(record, low=entry.get("master_low"), master=entry.get("master"))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["FaultScript"]
+__all__ = ["FaultScript", "FileFaultScript"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,3 +30,24 @@ class FaultScript:
     fail_up_at: int = -1
     fail_load_at: int = -1
     fail_text: str = "scripted failure"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileFaultScript:
+    """What a scripted file backend does to each block.
+
+    Attributes:
+        seed: Seed of the delays and of the order of completions.
+        max_delay_us: Completions are late by up to this, microseconds, and out of order.
+        fail_at: The block, counted from 0, that fails; -1 for none.
+        fail_errno: How it fails; 5 is EIO.
+        short_at: The block that transfers only a part; -1 for none.
+        short_bytes: How much of it.
+    """
+
+    seed: int = 0
+    max_delay_us: int = 0
+    fail_at: int = -1
+    fail_errno: int = 5
+    short_at: int = -1
+    short_bytes: int = 4096

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from forebay.errors import TransferError
 from forebay.links.observer import NO_OBSERVER
@@ -37,7 +37,10 @@ PIECE_BYTES = 8 << 20
 _BULK_PRIORITY = 1 << 30
 
 
-def wait(ticket: Any, what: str) -> None:
+_GO_BACK = "weights and optimizer state are not usable any more; go back to the last checkpoint"
+
+
+def wait(ticket: Any, what: str, *, hint: str | None = None) -> None:
     """Wait for a ticket on the host.
 
     Raises:
@@ -46,7 +49,14 @@ def wait(ticket: Any, what: str) -> None:
     try:
         ticket.wait()
     except RuntimeError as error:
-        raise TransferError(f"{what} failed: {error}") from error
+        raise TransferError(f"{what} failed: {error}", hint=hint) from error
+
+
+class Closable(Protocol):
+    """What the lanes close first when they end."""
+
+    def close(self) -> None:
+        """Stop; what is still queued fails. Idempotent."""
 
 
 class Lanes:
@@ -63,6 +73,7 @@ class Lanes:
     Attributes:
         traffic: Bytes moved so far over each lane; whoever enqueues counts them.
         observer: Hears of everything that is put on a lane; may be replaced at any time.
+        files: Files that take part, closed with the lanes; None where no state is in any.
     """
 
     def __init__(
@@ -103,6 +114,7 @@ class Lanes:
         self._make_ring = make_ring
         self._closed = False
         self.observer: Observer = NO_OBSERVER
+        self.files: Closable | None = None
         # Weights go up in the order in which the next forward needs them.
         self._publish_order = 0
 
@@ -201,6 +213,17 @@ class Lanes:
         self.observer.submitted(Lane.UP, ticket, plan.nbytes)
         return ticket
 
+    def publish_behind(self, after: Sequence[Any], plan: Any, *, event: int) -> Any:
+        """As `publish`, once all of `after` is done."""
+        self._publish_order = (self._publish_order + 1) % _BULK_PRIORITY
+        ticket = self.up.copy(plan, self._publish_order, list(after), None, event)
+        self.observer.submitted(Lane.UP, ticket, plan.nbytes)
+        return ticket
+
+    def join(self, tickets: Sequence[Any]) -> Any:
+        """One ticket for the end of several."""
+        return self.up.copy(self.core.CopyPlan(1), _BULK_PRIORITY, list(tickets), None, 0)
+
     def load(self, plan: Any, *, after: Sequence[Any], piecewise: Any, event: int) -> Any:
         """Copy weights up for a pass, each piece as soon as the same piece of `piecewise` is done.
 
@@ -226,6 +249,12 @@ class Lanes:
         self.observer.submitted(Lane.HOST, ticket, 0)
         return ticket
 
+    def raise_failures(self) -> None:
+        """Raise TransferError when something that nobody waits for has failed; never waits."""
+        for ticket, _ in self._held:
+            if ticket.failed:
+                wait(ticket, "a transfer", hint=_GO_BACK)
+
     def drain(self) -> None:
         """Wait for everything that was held.
 
@@ -234,15 +263,16 @@ class Lanes:
         """
         held, self._held = self._held, []
         for ticket, _ in held:
-            wait(ticket, "a transfer")
+            wait(ticket, "a transfer", hint=_GO_BACK)
 
     def close(self) -> None:
         """Stop the lanes; what is still queued fails. Idempotent."""
         if self._closed:
             return
         self._closed = True
-        for lane in (self.down, self.up, self.loading, self.pool):
-            lane.close()
+        for lane in (self.files, self.down, self.up, self.loading, self.pool):
+            if lane is not None:
+                lane.close()
         with contextlib.suppress(TransferError):
             self.drain()
         if self._ring is not None:

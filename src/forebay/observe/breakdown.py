@@ -52,6 +52,8 @@ class Breakdown:
         wait_on_up: Exposed waiting while the link up worked.
         wait_on_down: Exposed waiting while the link down worked.
         wait_on_host: Exposed waiting while the update's threads worked.
+        wait_on_read: Exposed waiting while state came from files.
+        wait_on_write: Exposed waiting while state went to files.
     """
 
     step_seconds: float
@@ -73,6 +75,8 @@ class Breakdown:
     wait_on_up: float
     wait_on_down: float
     wait_on_host: float
+    wait_on_read: float
+    wait_on_write: float
 
     @property
     def up_gb_per_second(self) -> float:
@@ -105,6 +109,8 @@ class Breakdown:
                 Row.HOST_UPDATE: self.wait_on_host,
                 Row.UP: self.wait_on_up,
                 Row.DOWN: self.wait_on_down,
+                Row.READ: self.wait_on_read,
+                Row.WRITE: self.wait_on_write,
             },
         )
 
@@ -149,6 +155,8 @@ def break_down(record: StepRecord, *, before: StepRecord | None = None) -> Break
         wait_on_up=_wait_on(Row.UP),
         wait_on_down=_wait_on(Row.DOWN),
         wait_on_host=_wait_on(Row.HOST_UPDATE),
+        wait_on_read=_wait_on(Row.READ),
+        wait_on_write=_wait_on(Row.WRITE),
     )
 
 

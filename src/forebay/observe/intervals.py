@@ -17,7 +17,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Marked", "Submitted", "Waited", "build_record"]
 
-_ROWS = {Lane.DOWN: Row.DOWN, Lane.UP: Row.UP, Lane.HOST: Row.HOST_UPDATE}
+_ROWS = {
+    Lane.DOWN: Row.DOWN,
+    Lane.UP: Row.UP,
+    Lane.HOST: Row.HOST_UPDATE,
+    Lane.READ: Row.READ,
+    Lane.WRITE: Row.WRITE,
+}
 _LINKS = (Row.DOWN, Row.UP)
 _PHASES = {
     Moment.FORWARD_BEGIN: ("forward", Moment.FORWARD_END),
@@ -85,7 +91,7 @@ def build_record(
     if not marks:
         return None
     intervals = list(_computed(heard, seconds))
-    for row in (Row.DOWN, Row.UP, Row.HOST_UPDATE):
+    for row in _ROWS.values():
         intervals += _moved(row, [s for s in heard if isinstance(s, Submitted)], seconds)
     agreed = next((at for moment, _, at in marks if moment is Moment.AGREED), None)
     return StepRecord(

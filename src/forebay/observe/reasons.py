@@ -27,6 +27,16 @@ _BOUNDS = {
         "the link to the device",
         "more tokens per update, or fewer bytes that move (state that stays on the device)",
     ),
+    Row.READ: (
+        "reading state from files",
+        "more host memory for state (forebay.host_budget), another drive in nvme_path, or more "
+        "tokens per update",
+    ),
+    Row.WRITE: (
+        "writing state to files",
+        "more host memory for state (forebay.host_budget), another drive in nvme_path, or more "
+        "tokens per update",
+    ),
     Row.DOWN: (
         "the link to the host",
         "more tokens per update, or gradients that stay on the device (state that is there)",

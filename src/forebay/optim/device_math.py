@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from forebay.optim.flat_state import FlatState
     from forebay.optim.rule import Hyper
 
-__all__ = ["CudaMath", "DeviceMath", "HostMath", "cuda_math"]
+__all__ = ["CudaMath", "DeviceMath", "HostMath", "cuda_math", "math_for"]
 
 
 class DeviceMath(Protocol):
@@ -179,3 +179,8 @@ def cuda_math(device: torch.device) -> DeviceMath:
     from forebay.optim.triton_math import TritonMath
 
     return TritonMath(device)
+
+
+def math_for(device: torch.device, *, core: Any, pool: Any) -> DeviceMath:
+    """What computes on a device: the pool's threads where that is the host."""
+    return HostMath(core, pool) if device.type == "cpu" else cuda_math(device)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from forebay.model.layout import ITEM_BYTES, SUM_ITEM_BYTES
 from forebay.plan.placement import Accumulation, MasterLayout, UpdatePlace, WeightPlace
+from forebay.plan.records import SECTOR_BYTES, SUM_ELEMENTS, records, sum_bytes
 
 if TYPE_CHECKING:
     from forebay.model.layout import PartLayout, UnitLayout
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "RING_SLOTS",
+    "SCRATCH_BYTES",
     "backlog_bytes",
+    "buffer_bytes",
     "forecast",
     "home_bytes",
     "part_bytes",
@@ -34,6 +37,9 @@ _RING_BYTES = RING_SLOTS * (16 << 20)
 
 # What device allocators round each allocation up to.
 _ALLOCATION_BYTES = 512
+# Through which state in files is read and written outside of updates: 16 blocks of a checksum, and
+# a sector on either side.
+SCRATCH_BYTES = 16 * 4 * SUM_ELEMENTS + 2 * SECTOR_BYTES
 _BACKLOG_BYTES = 1 << 30
 
 
@@ -70,11 +76,17 @@ def part_bytes(
     sizes: dict[tuple[str, str], int] = {}
     if weights is WeightPlace.DEVICE:
         sizes["device", "lp_params"] = _on_device(item * part.elements)
-    elif master is MasterLayout.WHOLE:
+    elif master is MasterLayout.WHOLE or update is UpdatePlace.NVME:
         sizes["host", "lp_params"] = _rounded(item * n, page)
     if update is not UpdatePlace.DEVICE:
-        sizes["host", "hp_params"] = _rounded(4 * n, page)
-        sizes["host", "optim_states"] = _rounded(8 * n, page)
+        if update is UpdatePlace.NVME:
+            total = _file_bytes(n, placement)
+            sizes["nvme", "hp_params"] = total // 3
+            sizes["nvme", "optim_states"] = total // 3 * 2
+            sizes["host", "staging"] = _rounded(sum_bytes(n), page)
+        else:
+            sizes["host", "hp_params"] = _rounded(4 * n, page)
+            sizes["host", "optim_states"] = _rounded(8 * n, page)
         if placement.sends_addends or part.dtype == "float32":
             sizes["host", "lp_grads"] = _rounded(item * n, page)
         else:
@@ -107,9 +119,15 @@ def forecast(placement: Placement, *, device_page_bytes: int = 1) -> dict[tuple[
     if placement.pool_bytes:
         key = ("device", "lp_params")
         total[key] = total.get(key, 0) + placement.pool_bytes
+    staging = total.get(("host", "staging"), 0)
     sums = any(unit.update is not UpdatePlace.DEVICE for unit in placement.units)
     if sums and placement.accumulation is Accumulation.HOST_SUM:
-        total["host", "staging"] = _rounded(ring_bytes(placement), mmap.PAGESIZE)
+        staging += _rounded(ring_bytes(placement), mmap.PAGESIZE)
+    if any(unit.update is UpdatePlace.NVME for unit in placement.units):
+        staging += _rounded(placement.buffers.count * buffer_bytes(placement), mmap.PAGESIZE)
+        staging += SCRATCH_BYTES
+    if staging:
+        total["host", "staging"] = staging
     return total
 
 
@@ -122,6 +140,24 @@ def home_bytes(part: PartLayout) -> int:
 def streamed_bytes(unit: UnitLayout) -> int:
     """Device bytes of a streamed unit's weights while they are there."""
     return sum(home_bytes(part) for part in unit.parts)
+
+
+def _file_bytes(elements: int, placement: Placement) -> int:
+    cut = records(elements, piece_elements=placement.buffers.piece_elements)
+    return sum(record.nbytes for record in cut)
+
+
+def buffer_bytes(placement: Placement) -> int:
+    """Bytes of one buffer: the largest record in files, and the new weights behind it."""
+    largest = 0
+    for unit in placement.units:
+        for part in unit.layout.parts if unit.update is UpdatePlace.NVME else ():
+            elements = placement.sharding.state(part).elements
+            cut = records(elements, piece_elements=placement.buffers.piece_elements)
+            new = 0 if part.dtype == "float32" else ITEM_BYTES[part.dtype]
+            for record in cut[:1]:
+                largest = max(largest, record.nbytes + new * record.elements)
+    return _rounded(largest, mmap.PAGESIZE)
 
 
 def ring_bytes(placement: Placement) -> int:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Accumulation",
+    "FileBuffers",
     "MasterLayout",
     "Placement",
     "Sharding",
@@ -36,6 +37,14 @@ class UpdatePlace(Enum):
     STREAMED = "streamed"
     """State in host memory; it comes up during backward, is updated on the device and goes back
     during the next forward. Where the device has no room at that time, as `HOST`."""
+    NVME = "nvme"
+    """State in files; it comes to host memory piece by piece, is updated there as `HOST`, and goes
+    back."""
+
+    @property
+    def lands(self) -> bool:
+        """Whether the gradient always goes to the host and the new weights come from there."""
+        return self in {UpdatePlace.HOST, UpdatePlace.NVME}
 
 
 class WeightPlace(Enum):
@@ -110,6 +119,33 @@ class UnitPlacement:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FileBuffers:
+    """Host memory that state in files passes through.
+
+    Attributes:
+        count: Buffers, each for one piece.
+        piece_elements: Elements of a piece, a multiple of `SUM_ELEMENTS`.
+        reads_ahead: Whether a piece is read while others are updated, the first ones during
+            backward; else when the one before it is done.
+        writes_behind: Whether pieces are read before the one before them is written.
+    """
+
+    count: int = 4
+    piece_elements: int = 4 << 20
+    reads_ahead: bool = True
+    writes_behind: bool = True
+
+    def kept(self, pieces: int) -> range:
+        """The pieces, by their number in a step, that are still in a buffer from the last step.
+
+        Buffers end a step with its last pieces, and those that the next one begins with stay.
+        """
+        if pieces <= self.count:
+            return range(pieces)
+        return range(pieces - self.count, self.count) if self.reads_ahead else range(0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
     """The whole model's placement.
 
@@ -121,6 +157,7 @@ class Placement:
         piece_elements: Elements of one piece of an update and of the copy that follows it.
         sharding: How state is spread over ranks.
         pool_bytes: Device bytes that streamed weights share; 0 without any.
+        buffers: What state in files passes through.
     """
 
     units: tuple[UnitPlacement, ...]
@@ -130,6 +167,7 @@ class Placement:
     piece_elements: int = 4 << 20  # 8 MiB of bf16: a link's bandwidth saturates from there on
     sharding: Sharding = Sharding()
     pool_bytes: int = 0
+    buffers: FileBuffers = FileBuffers()
 
     @property
     def gathers_weights(self) -> bool:
@@ -151,7 +189,10 @@ class Placement:
         return 8 + extra[self.master_layout(dtype)] + own
 
     def master_layout(self, dtype: str) -> MasterLayout:
-        """The layout of masters behind weights of `dtype`."""
+        """The layout of masters behind weights of `dtype`, but for those in files.
+
+        Masters in files are whole: what is read from a drive need not come up from the device.
+        """
         if dtype == "float32":
             return MasterLayout.WEIGHT
         if dtype == "bfloat16" and self.bf16_master is SixteenBitMaster.SPLIT:

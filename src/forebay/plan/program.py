@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING
 
 from forebay.model.layout import ITEM_BYTES, SUM_ITEM_BYTES
 from forebay.plan.placement import Accumulation, UpdatePlace
+from forebay.plan.records import records
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from forebay.plan.placement import Placement, UnitPlacement
+    from forebay.plan.records import Record
 
 __all__ = ["Lane", "Op", "OpKind", "Program", "Trigger", "TriggerKind", "Turn", "build_program"]
 
@@ -30,6 +32,10 @@ class Lane(Enum):
     UP = "up"
     HOST = "host"
     RANKS = "ranks"
+    READ = "read"
+    """From files to host memory."""
+    WRITE = "write"
+    """From host memory to files."""
 
 
 class OpKind(Enum):
@@ -59,6 +65,10 @@ class OpKind(Enum):
     """Bring a unit's weights, which live on the host, to the device for a pass."""
     WRITE_BACK = "write_back"
     """Send a streamed unit's updated state home (or publish, when the host updated it)."""
+    READ = "read"
+    """Bring a unit's state from files into buffers: ahead of the update as far as they go."""
+    STORE = "store"
+    """Write a unit's updated state to its file, each piece once it is updated."""
 
 
 class TriggerKind(Enum):
@@ -186,7 +196,7 @@ def _gradient_ops(builder: _Builder, unit: UnitPlacement, placement: Placement) 
         return _streamed_ops(builder, unit, placement, reduced)
     index = unit.layout.index
     trigger = Trigger(TriggerKind.GRADIENT, index)
-    if unit.update is UpdatePlace.HOST and placement.accumulation is Accumulation.HOST_SUM:
+    if unit.update.lands and placement.accumulation is Accumulation.HOST_SUM:
         folded = builder.add(_fold(unit, placement, Turn.EVERY))
         squares = Op(kind=OpKind.NORM, lane=Lane.HOST, unit=index, after=(folded,), trigger=trigger)
         return builder.add(squares), folded
@@ -299,37 +309,73 @@ def build_program(placement: Placement, *, order: Sequence[int]) -> Program:
     step = Trigger(TriggerKind.STEP)
     agreement = Op(kind=OpKind.AGREE, lane=Lane.COMPUTE, after=tuple(norms), trigger=step)
     agree = builder.add(agreement)
+    reads = _read_bytes([by_index[index] for index in order], placement)
     for index in order:
-        unit = by_index[index]
-        on_host = unit.update is UpdatePlace.HOST
-        update = Op(
-            kind=OpKind.UPDATE,
-            lane=Lane.HOST if on_host else Lane.COMPUTE,
-            unit=index,
-            after=(agree, lands[index]),
-            trigger=step,
-        )
-        updated = last = builder.add(update)
-        if unit.update is UpdatePlace.STREAMED:
-            home = Op(
-                kind=OpKind.WRITE_BACK,
-                lane=Lane.DOWN,
+        after: tuple[int, ...] = (agree, lands[index])
+        if by_index[index].update is UpdatePlace.NVME:
+            read = Op(
+                kind=OpKind.READ,
+                lane=Lane.READ,
                 unit=index,
-                nbytes=_state_bytes(unit, placement),
-                after=(updated,),
-                trigger=step,
+                nbytes=reads[index],
+                trigger=Trigger(TriggerKind.BACKWARD),
             )
-            last = builder.add(home)
-        if on_host:
-            publish = Op(
-                kind=OpKind.PUBLISH,
-                lane=Lane.UP,
-                unit=index,
-                nbytes=_unit_bytes(unit, placement),
-                after=(updated,),
-                trigger=step,
-            )
-            last = builder.add(publish)
-        if placement.gathers_weights:
-            builder.add(_gather(unit, last))
+            after = (*after, builder.add(read))
+        _update_ops(builder, by_index[index], placement, after)
     return Program(ops=tuple(builder.ops), backwards=placement.backwards_per_update)
+
+
+def _update_ops(
+    builder: _Builder, unit: UnitPlacement, placement: Placement, after: tuple[int, ...]
+) -> None:
+    """Add one unit's update and what follows it."""
+    index, step = unit.layout.index, Trigger(TriggerKind.STEP)
+    update = Op(
+        kind=OpKind.UPDATE,
+        lane=Lane.HOST if unit.update.lands else Lane.COMPUTE,
+        unit=index,
+        after=after,
+        trigger=step,
+    )
+    updated = last = builder.add(update)
+    follows: list[tuple[OpKind, Lane, int]] = []
+    if unit.update is UpdatePlace.STREAMED:
+        follows.append((OpKind.WRITE_BACK, Lane.DOWN, _state_bytes(unit, placement)))
+    if unit.update.lands:
+        follows.append((OpKind.PUBLISH, Lane.UP, _unit_bytes(unit, placement)))
+    if unit.update is UpdatePlace.NVME:
+        nbytes = sum(record.nbytes for record in _records(unit, placement))
+        follows.append((OpKind.STORE, Lane.WRITE, nbytes))
+    for kind, lane, nbytes in follows:
+        added = builder.add(
+            Op(kind=kind, lane=lane, unit=index, nbytes=nbytes, after=(updated,), trigger=step)
+        )
+        last = last if kind is OpKind.STORE else added
+    if placement.gathers_weights:
+        builder.add(_gather(unit, last))
+
+
+def _records(unit: UnitPlacement, placement: Placement) -> list[Record]:
+    return [
+        record
+        for part in unit.layout.parts
+        for record in records(
+            placement.sharding.state(part).elements,
+            piece_elements=placement.buffers.piece_elements,
+        )
+    ]
+
+
+def _read_bytes(ordered: Sequence[UnitPlacement], placement: Placement) -> dict[int, int]:
+    """Bytes that each unit in files reads from the second update on."""
+    every = [
+        (unit.layout.index, record.nbytes)
+        for unit in ordered
+        if unit.update is UpdatePlace.NVME
+        for record in _records(unit, placement)
+    ]
+    kept = placement.buffers.kept(len(every))
+    reads = dict.fromkeys((unit.layout.index for unit in ordered), 0)
+    for number, (index, nbytes) in enumerate(every):
+        reads[index] += 0 if number in kept else nbytes
+    return reads

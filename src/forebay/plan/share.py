@@ -22,6 +22,7 @@ _WORDS = {
     UpdatePlace.HOST: "on the host",
     UpdatePlace.DEVICE: "on the device",
     UpdatePlace.STREAMED: "on the device, visiting",
+    UpdatePlace.NVME: "on the host, from files",
 }
 
 
@@ -52,7 +53,7 @@ def host_share(placement: Placement) -> float:
         )
         by_place[unit.update] = by_place.get(unit.update, 0) + size
     total = sum(by_place.values())
-    return by_place.get(UpdatePlace.HOST, 0) / total if total else 0.0
+    return sum(size for place, size in by_place.items() if place.lands) / total if total else 0.0
 
 
 def describe_places(placement: Placement) -> str:

@@ -200,6 +200,9 @@ class _Interpreter:
                 after=after,
                 priority=op.index if urgent else _BULK,
             )
+        if op.lane in (Lane.READ, Lane.WRITE):
+            rate = rates.file_read if op.lane is Lane.READ else rates.file_write
+            return Task(lane=op.lane, work=op.nbytes, rate=rate, memory=1.0, after=after)
         if op.unit is None:
             return Task(lane=None, after=after)
         unit = self._units[op.unit]
@@ -225,7 +228,13 @@ class _Interpreter:
 
 
 def _shown(op: Op, name: str) -> tuple[Row, str, int] | None:
-    rows = {Lane.UP: Row.UP, Lane.DOWN: Row.DOWN, Lane.HOST: Row.HOST_UPDATE}
+    rows = {
+        Lane.UP: Row.UP,
+        Lane.DOWN: Row.DOWN,
+        Lane.HOST: Row.HOST_UPDATE,
+        Lane.READ: Row.READ,
+        Lane.WRITE: Row.WRITE,
+    }
     return (rows[op.lane], name, op.nbytes) if op.lane in rows else None
 
 

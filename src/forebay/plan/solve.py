@@ -42,6 +42,8 @@ class Rates:
         update_beside_down: What the update reaches meanwhile; None for what downloads leave of
             `host_memory`.
         device_memory: What an update on the device reaches of its memory.
+        file_read: From files, all paths together.
+        file_write: To files.
     """
 
     host_memory: float = 100e9
@@ -51,6 +53,8 @@ class Rates:
     down_beside_update: float | None = None
     update_beside_down: float | None = None
     device_memory: float = 2e12
+    file_read: float = 5e9
+    file_write: float = 3e9
 
     def seconds(self, *, updated: float, home: float) -> float:
         """Time of `updated` bytes of host memory traffic beside `home` bytes of state."""

@@ -32,6 +32,10 @@ class Row(Enum):
     """Collectives."""
     FILES = "drives"
     """State from and to drives."""
+    READ = "nvme read"
+    """The link from files to host memory."""
+    WRITE = "nvme write"
+    """The link from host memory to files."""
     WAIT = "wait"
     """The compute stream stands still for something that has not arrived."""
 

@@ -9,9 +9,13 @@ from forebay.config.kinds import (
     COUNT,
     ELEMENTS,
     FLAG,
+    FOLDERS,
     POSITIVE,
+    SECTORS,
     SHARE,
     TEXT,
+    Kind,
+    bounded_integer,
     choice,
     optional,
 )
@@ -20,6 +24,8 @@ __all__ = ["KEYS"]
 
 _NVME_ONLY: Final = "it acts with device nvme only"
 _WITH_SECTION: Final = "it acts with its section only"
+# io_uring takes 32,768 entries.
+_DEPTH: Final = Kind(name="an integer from 1 to 128", check=bounded_integer(1, 128))
 _DEVICES: Final = optional(choice("none", "cpu", "nvme"))
 
 _OFFLOAD: Final[tuple[Key, ...]] = (
@@ -29,9 +35,6 @@ _OFFLOAD: Final[tuple[Key, ...]] = (
         _DEVICES,
         "none: on the device; cpu: in host memory; nvme: in files.",
         default="none",
-        accepts=(None, "none", "cpu"),
-        reason=NOT_YET,
-        instead='write "cpu" or "none"',
     ),
     honoured(
         "zero_optimization.offload_optimizer.pin_memory",
@@ -63,17 +66,49 @@ _OFFLOAD: Final[tuple[Key, ...]] = (
         "but that one.",
         default=None,
     ),
-    *moot(
-        "zero_optimization.offload_optimizer",
-        reason=_NVME_ONLY,
-        rows={
-            "nvme_path": (optional(TEXT), None, "Folder for the files."),
-            "buffer_count": (POSITIVE, 4, "Buffers between files and host memory."),
-            "buffer_size": (ELEMENTS, None, "Their size; DeepSpeed has dropped the key."),
-            "pipeline_read": (FLAG, False, "Read ahead while a unit is updated."),
-            "pipeline_write": (FLAG, False, "Write behind while the next unit is updated."),
-            "fast_init": (FLAG, False, "Make the first master weights from files of parameters."),
-        },
+    honoured(
+        "zero_optimization.offload_optimizer.nvme_path",
+        optional(FOLDERS),
+        "Folder for the files, on a local drive; several folders are one striped space.",
+        default=None,
+    ),
+    honoured(
+        "zero_optimization.offload_optimizer.buffer_count",
+        POSITIVE,
+        "Pieces of state that are in host memory at once, on their way through the update.",
+        default=4,
+        auto=Auto.DEFAULT,
+    ),
+    honoured(
+        "zero_optimization.offload_optimizer.buffer_size",
+        optional(ELEMENTS),
+        "Elements of a piece, rounded down to a multiple of 65,536 (at least one); null is what "
+        "the host budget allows, at most 4 Mi.",
+        default=None,
+        auto=Auto.DEFAULT,
+    ),
+    honoured(
+        "zero_optimization.offload_optimizer.pipeline_read",
+        FLAG,
+        "Read pieces while others are updated, the first ones during backward. DeepSpeed's "
+        "default is false.",
+        default=True,
+        auto=Auto.DEFAULT,
+    ),
+    honoured(
+        "zero_optimization.offload_optimizer.pipeline_write",
+        FLAG,
+        "Go on before a piece is written back; writes drain through the next step. DeepSpeed's "
+        "default is false.",
+        default=True,
+        auto=Auto.DEFAULT,
+    ),
+    hint(
+        "zero_optimization.offload_optimizer.fast_init",
+        FLAG,
+        "Make the first master weights from files of parameters.",
+        default=False,
+        reason="masters are made once, from the weights",
     ),
     section("zero_optimization.offload_param", "Where the working weights live; stage 3 only."),
     honoured(
@@ -139,24 +174,50 @@ _ZENFLOW: Final[tuple[Key, ...]] = (
 
 _AIO: Final[tuple[Key, ...]] = (
     section("aio", "Asynchronous file access."),
-    *moot(
-        "aio",
-        reason=_NVME_ONLY,
-        rows={
-            "block_size": (POSITIVE, 1 << 20, "Bytes per request."),
-            "queue_depth": (POSITIVE, 8, "Requests in flight."),
-            "single_submit": (FLAG, False, "Submit one request at a time."),
-            "overlap_events": (FLAG, True, "Submit while others complete."),
-            "use_gds": (FLAG, False, "Copy between device and drive directly."),
-        },
+    honoured(
+        "aio.block_size",
+        SECTORS,
+        "Bytes per request.",
+        default=1 << 20,
+        auto=Auto.DEFAULT,
     ),
-    hint(
+    honoured(
+        "aio.queue_depth",
+        _DEPTH,
+        "Requests in flight, for each of `intra_op_parallelism`.",
+        default=8,
+        auto=Auto.DEFAULT,
+    ),
+    honoured(
         "aio.intra_op_parallelism",
-        POSITIVE,
-        "Threads that share one file.",
+        _DEPTH,
+        "What the queue depth is multiplied by: requests of one file are spread as they come.",
         default=1,
-        reason=_NVME_ONLY,
+        auto=Auto.DEFAULT,
         aliases=("thread_count",),
+    ),
+    honoured(
+        "aio.single_submit",
+        FLAG,
+        "Hand requests to the system one at a time.",
+        default=False,
+        auto=Auto.DEFAULT,
+    ),
+    honoured(
+        "aio.overlap_events",
+        FLAG,
+        "Submit while others complete, instead of a queueful at a time.",
+        default=True,
+        auto=Auto.DEFAULT,
+    ),
+    honoured(
+        "aio.use_gds",
+        FLAG,
+        "Copy between device and drive directly.",
+        default=False,
+        accepts=(False,),
+        reason="the update of state in files runs on the host, so its bytes go there anyway",
+        instead="delete it",
     ),
 )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from forebay.config.keys import NOT_YET, Auto, Key, honoured, refused, section
+from forebay.config.keys import NOT_YET, Auto, Key, honoured, section
 from forebay.config.kinds import FLAG, POSITIVE, SIZE, TEXT, choice, optional
 
 __all__ = ["KEYS"]
@@ -25,10 +25,10 @@ KEYS: Final[tuple[Key, ...]] = (
         default=None,
         auto=Auto.DEFAULT,
     ),
-    refused(
+    honoured(
         "forebay.nvme_budget",
         optional(SIZE),
-        "Room on the drive.",
+        "Room on the drives that forebay may place bytes in; null is what they have left.",
         default=None,
         auto=Auto.DEFAULT,
     ),

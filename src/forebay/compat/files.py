@@ -1,0 +1,36 @@
+"""The engine's options for state in files, from a resolved configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from forebay.engine.file_space import NvmeOptions
+from forebay.links.host_nvme import FileAccess
+
+if TYPE_CHECKING:
+    from forebay.config.resolved import ResolvedConfig
+
+__all__ = ["nvme_options"]
+
+
+def nvme_options(config: ResolvedConfig) -> NvmeOptions | None:
+    """What `offload_optimizer` and `aio` ask for; None where no state is in files."""
+    spec = config.zero.nvme
+    if spec is None:
+        return None
+    return NvmeOptions(
+        paths=tuple(Path(path) for path in spec.paths),
+        access=FileAccess(
+            block_bytes=spec.aio.block_bytes,
+            queue_depth=spec.aio.queue_depth,
+            parallelism=spec.aio.parallelism,
+            single_submit=spec.aio.single_submit,
+            overlap_events=spec.aio.overlap_events,
+        ),
+        buffer_count=spec.buffer_count,
+        buffer_elements=spec.buffer_elements,
+        reads_ahead=spec.pipeline_read,
+        writes_behind=spec.pipeline_write,
+        budget=config.budgets.nvme_bytes,
+    )

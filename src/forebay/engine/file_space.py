@@ -1,0 +1,88 @@
+"""What one engine keeps in files: the store, the link to it, and the scratch for single reads.
+
+It is made before the parts, which take their ranges from it. What a range holds is theirs.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from forebay.links.host_nvme import FileAccess, FileLink
+from forebay.plan.memory import SCRATCH_BYTES
+from forebay.tiers.host import HostArena
+from forebay.tiers.ledger import Role
+from forebay.tiers.nvme import NvmeStore
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from forebay.tiers.ledger import Ledger
+
+__all__ = ["FileSpace", "NvmeOptions"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NvmeOptions:
+    """State in files, as an engine is asked for it.
+
+    Attributes:
+        paths: Folders; several are one striped space.
+        access: How the files are read and written.
+        buffer_count: Pieces that are in host memory at once.
+        buffer_elements: Elements of a piece, rounded down to a multiple of 64 Ki; None for what
+            the host budget allows, at most 4 Mi.
+        reads_ahead: Whether pieces are read while others are updated.
+        writes_behind: Whether pieces are read before the one before them is written.
+        budget: Bytes that may be placed in files; None for what the disk has.
+    """
+
+    paths: tuple[Path, ...]
+    access: FileAccess = field(default_factory=FileAccess)
+    buffer_count: int = 4
+    buffer_elements: int | None = None
+    reads_ahead: bool = True
+    writes_behind: bool = True
+    budget: int | None = None
+
+
+class FileSpace:
+    """Files, link and scratch of one engine.
+
+    Args:
+        options: Where and how.
+        nbytes: Bytes that parts will take.
+        ledger: Where scratch is counted.
+        core: The native core or its fallback.
+
+    Attributes:
+        core: The native core.
+        link: What moves bytes.
+        scratch: Host memory for reads and writes outside of updates; hold `lock` to use it.
+
+    Raises:
+        StorageError: A folder cannot be used or has no room.
+    """
+
+    def __init__(self, options: NvmeOptions, *, nbytes: int, ledger: Ledger, core: Any) -> None:
+        self.core = core
+        self.ledger = ledger
+        self._store = NvmeStore(
+            options.paths, nbytes=nbytes, stripe_bytes=options.access.block_bytes, core=core
+        )
+        self.link = FileLink(core, self._store.files, access=options.access)
+        self.scratch = HostArena(
+            SCRATCH_BYTES, ledger=ledger, role=Role.STAGING, what="single reads of state in files"
+        )
+        self.lock = threading.RLock()
+
+    def take(self, nbytes: int) -> int:
+        """The offset of the next range."""
+        return self._store.take(nbytes)
+
+    def close(self) -> None:
+        """Stop the link and let go of the files. Idempotent."""
+        self.link.close()
+        self._store.close()
+        self.scratch.close()

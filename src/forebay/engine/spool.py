@@ -1,0 +1,317 @@
+"""State in files on its way through the update: read, update, publish and write back, by pieces.
+
+A step enqueues everything at once; native queues carry it out, each link of a piece's chain after
+the ticket of the one before:
+
+    read (its buffer is free) -> update (the gradient has landed) -> publish the new weights
+                                                                  -> write back -> buffer is free
+
+[Note: what stays] Buffers end a step with its last pieces. Read-ahead during the next backward
+needs no clip factor; it fills them with the pieces that the coming step begins with, and leaves
+those among them that are here already. The file is the truth once the barrier was passed: a
+buffer is a copy of it, and whoever writes state otherwise makes the buffer forget it first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from forebay.engine.gradients import before_update
+from forebay.links.lanes import PIECE_BYTES
+from forebay.model.layout import ITEM_BYTES
+from forebay.optim.flat_state import native_hypers
+from forebay.plan.memory import buffer_bytes
+from forebay.plan.placement import UpdatePlace
+from forebay.plan.program import Lane, OpKind
+from forebay.plan.records import ROLES
+from forebay.tiers.host import HostArena
+from forebay.tiers.ledger import Role
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from forebay.engine.executor import UpdateOrder
+    from forebay.engine.file_state import FileState
+    from forebay.engine.part import PartStorage
+    from forebay.engine.publisher import Publisher
+    from forebay.engine.record import ParamRecord
+    from forebay.engine.state_memory import PartMemory
+    from forebay.engine.unit import Unit
+    from forebay.links.host_nvme import FileLink
+    from forebay.links.lanes import Lanes
+    from forebay.plan.placement import Placement
+    from forebay.plan.records import Record
+
+__all__ = ["Spool"]
+
+
+class _Buffer:
+    """Memory for one record and the new weights behind it.
+
+    Attributes:
+        address: Where.
+        holds: (state, index) of the record that is in it or on its way; None when empty.
+        arrival: The read that brings it.
+        users: What must have ended before it is filled with another.
+        is_wanted: Read ahead for the coming step, which has not used it yet.
+    """
+
+    def __init__(self, address: int) -> None:
+        self.address = address
+        self.holds: tuple[FileState, int] | None = None
+        self.arrival: Any = None
+        self.users: list[Any] = []
+        self.is_wanted = False
+
+
+class Spool:
+    """Buffers, and the chains of work that go through them.
+
+    Args:
+        lanes: The update pool and the link to the device.
+        link: The link to the files.
+        placement: How many buffers, and how they are used.
+        memory: Ledger and page-locking policy.
+        publisher: Takes new weights.
+    """
+
+    def __init__(
+        self,
+        lanes: Lanes,
+        *,
+        link: FileLink,
+        placement: Placement,
+        memory: PartMemory,
+        publisher: Publisher,
+    ) -> None:
+        self._lanes = lanes
+        self._link = link
+        self._plan = placement.buffers
+        self._publisher = publisher
+        self._traffic = lanes.traffic
+        size = buffer_bytes(placement)
+        self._arena = HostArena(
+            size * self._plan.count,
+            ledger=memory.ledger,
+            role=Role.STAGING,
+            what="state between files and updates",
+            page_locking=memory.page_locking,
+        )
+        # In the order in which they were used last, oldest first.
+        self._buffers = [_Buffer(self._arena.address + i * size) for i in range(self._plan.count)]
+        self._last_update: Any = None
+        self._last_write: Any = None
+
+    def adopt(self, units: Iterable[Unit]) -> None:
+        """Let writers of these units' state tell the buffers."""
+        for _, part, _ in _pieces(units):
+            assert part.files is not None
+            part.files.before_write = self._forget
+
+    def read_ahead(self, units: Iterable[Unit]) -> None:
+        """Fill buffers with what the coming step begins with, in the order of these units."""
+        if not self._plan.reads_ahead:
+            return
+        first: list[tuple[Unit, PartStorage, int]] = []
+        for unit, part, index in _pieces(units):
+            if len(first) == self._plan.count:
+                break
+            first.append((unit, part, index))
+        wanted = [(part.files, index) for _, part, index in first]
+        for buffer in self._buffers:
+            buffer.is_wanted = buffer.holds in wanted
+        for unit, part, index in first:
+            assert part.files is not None
+            if self._holder(part.files, index) is None:
+                self._lanes.observer.doing(OpKind.READ, unit.name)
+                self._fill(part.files, index).is_wanted = True
+
+    def update(self, unit: Unit, order: UpdateOrder) -> None:
+        """Enqueue all of a unit's update; its weights are pending from now on."""
+        numbers = native_hypers(self._lanes.core, order.hypers)
+        event = self._lanes.accelerator.record_event()
+        arrivals: list[Any] = []
+        changed: list[ParamRecord] = []
+        for part, records in zip(unit.parts, unit.records_of_part, strict=True):
+            present = [record for record in records if record.index in order.hyper_of]
+            if not present:
+                continue
+            part.await_readers()
+            changed.extend(present)
+            updates = []
+            for index in range(len(part.files.records) if part.files is not None else 0):
+                job = _PieceJob(part, records, index, order)
+                if job.is_present:
+                    update = self._advance(unit, job, numbers, order.scale)
+                    updates.append(update)
+                    if not unit.streams_weights:
+                        arrivals.append(self._publish(unit, job, update, event.handle))
+                    self._write(unit, job, update, arrivals[-1:])
+            if updates:
+                part.ticket = self._lanes.hold(self._lanes.join(updates))
+        if unit.streams_weights:
+            self._publisher.written_back(unit, order.hyper_of)
+        elif changed:
+            self._lanes.hold(self._lanes.join(arrivals), event)
+            self._publisher.await_arrivals(unit, changed, arrivals)
+
+    def close(self) -> None:
+        """Give the memory back; the lanes are closed. Idempotent."""
+        self._buffers.clear()
+        self._arena.close()
+
+    def _advance(self, unit: Unit, job: _PieceJob, numbers: list[Any], scale: float) -> Any:
+        """Bring a piece, unless it is here, and update it."""
+        lanes, state = self._lanes, job.state
+        buffer = self._holder(state, job.index)
+        if buffer is None:
+            lanes.observer.doing(OpKind.READ, unit.name)
+            buffer = self._fill(state, job.index)
+        self._buffers.remove(buffer)
+        self._buffers.append(buffer)
+        buffer.is_wanted = False
+        job.buffer = buffer.address
+        lanes.observer.doing(OpKind.UPDATE, unit.name)
+        after = [buffer.arrival, *buffer.users, *before_update(job.part)]
+        native = job.native(lanes.core)
+        ticket = lanes.update(
+            *(native, numbers, job.chosen, scale, max(1, job.record.elements), None, after),
+            *(state.sums_address(job.index), job.names),
+        )
+        self._last_update = lanes.hold(ticket, native)
+        return ticket
+
+    def _publish(self, unit: Unit, job: _PieceJob, update: Any, event: int) -> Any:
+        self._lanes.observer.doing(OpKind.PUBLISH, unit.name)
+        plan = self._lanes.core.CopyPlan(PIECE_BYTES)
+        item = job.part.dtype.itemsize
+        target = job.part.own_weights.data_ptr() + job.record.begin * item
+        for (offset, elements), hyper in zip(job.segments, job.chosen, strict=True):
+            if hyper >= 0:
+                plan.append(
+                    target + offset * item, job.new_weights + offset * item, elements * item
+                )
+        self._traffic[Lane.UP] += plan.nbytes
+        return self._lanes.publish_behind([update], plan, event=event)
+
+    def _write(self, unit: Unit, job: _PieceJob, update: Any, arrivals: list[Any]) -> None:
+        self._lanes.observer.doing(OpKind.STORE, unit.name)
+        state, record = job.state, job.record
+        span = (state.offset(job.index), job.buffer, record.nbytes)
+        ticket = self._lanes.hold(self._link.write(span, after=[update]))
+        self._lanes.observer.submitted(Lane.WRITE, ticket, record.nbytes)
+        self._traffic[Lane.WRITE] += record.nbytes
+        state.written[job.index] = self._last_write = ticket
+        buffer = self._holder(state, job.index)
+        assert buffer is not None
+        # What the buffer holds is the piece as the update leaves it; it is free once both are out.
+        buffer.arrival, buffer.users = update, [ticket, *arrivals]
+
+    def _holder(self, state: FileState, index: int) -> _Buffer | None:
+        return next((b for b in self._buffers if b.holds == (state, index)), None)
+
+    def _fill(self, state: FileState, index: int) -> _Buffer:
+        """Enqueue the read of a record into the buffer that can best be spared."""
+        buffer = next((b for b in self._buffers if not b.is_wanted), self._buffers[-1])
+        after = list(buffer.users)
+        if state.written[index] is not None:
+            after.append(state.written[index])
+        if buffer.arrival is not None:
+            after.append(buffer.arrival)  # never used: its read may still be under way
+        if not self._plan.reads_ahead and self._last_update is not None:
+            after.append(self._last_update)
+        if not self._plan.writes_behind and self._last_write is not None:
+            after.append(self._last_write)
+        record = state.records[index]
+        span = (state.offset(index), buffer.address, record.nbytes)
+        ticket = self._lanes.hold(self._link.read(span, after=after))
+        self._lanes.observer.submitted(Lane.READ, ticket, record.nbytes)
+        self._traffic[Lane.READ] += record.nbytes
+        buffer.holds, buffer.arrival, buffer.users = (state, index), ticket, []
+        return buffer
+
+    def _forget(self, state: FileState, index: int) -> None:
+        """The record is about to be written by somebody else."""
+        buffer = self._holder(state, index)
+        if buffer is not None:
+            for ticket in [buffer.arrival, *buffer.users]:
+                with contextlib.suppress(RuntimeError):  # surfaces where it is waited for
+                    ticket.wait()
+            buffer.holds, buffer.is_wanted = None, False
+
+
+class _PieceJob:
+    """One piece of one part in one step.
+
+    Attributes:
+        part: The part.
+        state: Its state.
+        index: The record's index.
+        record: The record.
+        segments: (offset, elements) in the piece of each parameter that has elements there.
+        names: Their names.
+        chosen: Their places in the hyperparameters, -1 where absent.
+        buffer: Address of the buffer, once there is one.
+    """
+
+    def __init__(
+        self, part: PartStorage, records: Sequence[ParamRecord], index: int, order: UpdateOrder
+    ) -> None:
+        assert part.files is not None
+        self.part, self.state, self.index = part, part.files, index
+        self.record: Record = part.files.records[index]
+        self.segments: list[tuple[int, int]] = []
+        self.names: list[str] = []
+        self.chosen: list[int] = []
+        self.buffer = 0
+        for member in records:
+            begin = max(member.segment.offset, self.record.begin)
+            end = min(member.segment.end, self.record.end)
+            if begin < end:
+                self.segments.append((begin - self.record.begin, end - begin))
+                self.names.append(member.label)
+                self.chosen.append(order.hyper_of.get(member.index, -1))
+
+    @property
+    def is_present(self) -> bool:
+        """Whether any parameter of the piece is updated."""
+        return any(hyper >= 0 for hyper in self.chosen)
+
+    @property
+    def new_weights(self) -> int:
+        """Address of the new weights: in their place on the host, behind the record, or in it."""
+        if self.part.home is not None:
+            return self.part.weights.data_ptr() + self.part.dtype.itemsize * self.record.begin
+        return self.buffer + (0 if self.part.layout.dtype == "float32" else self.record.nbytes)
+
+    def native(self, core: Any) -> Any:
+        """The native core's description of it."""
+        part, record = self.part, self.record
+        dtype = part.layout.dtype
+        item = ITEM_BYTES[part.gradient_dtype]
+        master, exp_avg, exp_avg_sq = (
+            self.buffer + role * record.role_bytes for role in range(len(ROLES))
+        )
+        return core.PartState(
+            part.gradient_address + item * record.begin,
+            part.gradient_dtype,
+            "whole",
+            master,
+            0,
+            exp_avg,
+            exp_avg_sq,
+            0 if self.new_weights == self.buffer else self.new_weights,
+            dtype,
+            self.segments,
+            record.elements,
+        )
+
+
+def _pieces(units: Iterable[Unit]) -> Iterator[tuple[Unit, PartStorage, int]]:
+    for unit in units:
+        if unit.placement.update is UpdatePlace.NVME:
+            for part in unit.parts:
+                if part.files is not None:
+                    for index in range(len(part.files.records)):
+                        yield unit, part, index

@@ -1,0 +1,139 @@
+"""The link between host memory and files: one native queue, on the best backend there is.
+
+It moves spans of a file set; what they hold is its users' business. Every call enqueues and
+returns a ticket; errors surface when somebody waits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from forebay.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from forebay.links.fake import FileFaultScript
+
+__all__ = ["FileAccess", "FileBackendKind", "FileLink"]
+
+# 64 MiB in flight at the default block length; more threads than that help no drive.
+_MOST_THREADS = 64
+
+
+class FileBackendKind(Enum):
+    """How blocks reach the kernel."""
+
+    BEST = "best"
+    """io_uring where the system has it, threads elsewhere."""
+    URING = "io_uring"
+    THREADS = "threads"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileAccess:
+    """How files are read and written: DeepSpeed's section `aio`.
+
+    Attributes:
+        block_bytes: Longest request, a multiple of 4096.
+        queue_depth: Requests in flight for each of `parallelism`.
+        parallelism: What the depth is multiplied by.
+        single_submit: Hand requests over one at a time instead of together.
+        overlap_events: Submit while others complete, instead of a queueful at a time.
+        backend: How they reach the kernel.
+        fault: Scripted delays and faults; None in real life.
+    """
+
+    block_bytes: int = 1 << 20
+    queue_depth: int = 8
+    parallelism: int = 1
+    single_submit: bool = False
+    overlap_events: bool = True
+    backend: FileBackendKind = FileBackendKind.BEST
+    fault: FileFaultScript | None = None
+
+    @property
+    def depth(self) -> int:
+        """Requests in flight."""
+        return self.queue_depth * self.parallelism
+
+
+class FileLink:
+    """Reads and writes of one file set.
+
+    Args:
+        core: The native core or its fallback.
+        files: The native set.
+        access: How.
+
+    Attributes:
+        backend: The name of the backend in use.
+
+    Raises:
+        UnsupportedError: The backend that was asked for is not there.
+    """
+
+    def __init__(self, core: Any, files: Any, *, access: FileAccess) -> None:
+        self._files = files
+        backend, self.backend = _backend(core, access)
+        fault = access.fault
+        if fault is not None:
+            backend = core.ScriptedBackend(
+                backend,
+                fault.seed,
+                fault.max_delay_us,
+                fault.fail_at,
+                fault.fail_errno,
+                fault.short_at,
+                fault.short_bytes,
+            )
+        self._queue = core.FileQueue(
+            backend,
+            access.depth,
+            access.block_bytes,
+            access.single_submit,
+            access.overlap_events,
+            "nvme",
+        )
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes that have been read so far."""
+        return int(self._queue.bytes_read)
+
+    @property
+    def bytes_written(self) -> int:
+        """Bytes that have been written so far."""
+        return int(self._queue.bytes_written)
+
+    @property
+    def blocks(self) -> int:
+        """Requests that have been made so far."""
+        return int(self._queue.blocks)
+
+    def read(self, span: tuple[int, int, int], *, after: Sequence[Any] = ()) -> Any:
+        """Fill memory: (offset, address, bytes), all multiples of 4096."""
+        return self._queue.read(self._files, [span], 0, list(after))
+
+    def write(self, span: tuple[int, int, int], *, after: Sequence[Any] = ()) -> Any:
+        """Write memory: (offset, address, bytes), all multiples of 4096."""
+        return self._queue.write(self._files, [span], 0, list(after))
+
+    def close(self) -> None:
+        """Stop; what is still queued fails. Idempotent."""
+        self._queue.close()
+        self._files = None
+
+
+def _backend(core: Any, access: FileAccess) -> tuple[Any, str]:
+    if access.backend is not FileBackendKind.THREADS:
+        try:
+            return core.UringBackend(access.depth), FileBackendKind.URING.value
+        except RuntimeError as error:
+            if access.backend is FileBackendKind.URING:
+                raise UnsupportedError(
+                    str(error), hint="threads reach the same bandwidth with more processor time"
+                ) from error
+    return core.ThreadBackend(min(access.depth, _MOST_THREADS)), FileBackendKind.THREADS.value

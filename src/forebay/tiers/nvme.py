@@ -1,0 +1,207 @@
+"""The NVMe tier: one file without a name on each path, its space reserved at once.
+
+A store hands out ranges of one striped space; what is in them is its users' business. Nothing can
+be left behind: a file has no name from the beginning (`O_TMPFILE`, or unlinked when it is made), so
+the system frees it when the process ends, however it ends, and no other job can find it. A full
+disk shows here, before training, and not hours later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import stat
+import tempfile
+import warnings
+import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forebay.errors import ForebayWarning, StorageError
+from forebay.tiers.ledger import Tier
+from forebay.units_of_measure import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from forebay.tiers.ledger import Ledger, Reservation, Role
+
+__all__ = ["ALIGNMENT_BYTES", "NvmeBytes", "NvmeStore", "aligned"]
+
+# Sector of a 4Kn drive: what O_DIRECT asks of offsets, addresses and lengths at most.
+ALIGNMENT_BYTES = 4096
+
+# What a file system answers that has no files without a name.
+_NO_TMPFILE = {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL}
+
+
+def aligned(nbytes: int) -> int:
+    """Bytes rounded up to whole sectors."""
+    return -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
+class NvmeStore:
+    """Reserved space on one or several paths.
+
+    Args:
+        paths: Folders; several are one striped space.
+        nbytes: How much is needed in all.
+        stripe_bytes: Length of a stripe, a multiple of `ALIGNMENT_BYTES`.
+        core: The native core or its fallback.
+
+    Attributes:
+        files: The native set of the files.
+        nbytes: Bytes of the space, a multiple of `ALIGNMENT_BYTES`.
+        is_direct: Whether every file is read and written past the page cache.
+
+    Raises:
+        StorageError: A folder is missing or cannot be written, or has no room.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from forebay import native
+        >>> store = NvmeStore([Path("/tmp")], nbytes=10_000, stripe_bytes=1 << 20,
+        ...                   core=native.core())
+        >>> store.take(100), store.take(5000)
+        (0, 4096)
+        >>> store.close()
+    """
+
+    def __init__(self, paths: Sequence[Path], *, nbytes: int, stripe_bytes: int, core: Any) -> None:
+        if not paths:
+            raise StorageError(
+                "no folder is given for state on NVMe",
+                hint="set zero_optimization.offload_optimizer.nvme_path",
+            )
+        self.paths = tuple(paths)
+        self.nbytes = aligned(nbytes)
+        share = self.nbytes
+        if len(paths) > 1:
+            rows = -(-self.nbytes // (stripe_bytes * len(paths)))
+            share = rows * stripe_bytes
+        self._taken = 0
+        self._closed = False
+        descriptors: list[int] = []
+        self.is_direct = True
+        try:
+            for path in paths:
+                descriptor, direct = _open(path)
+                descriptors.append(descriptor)
+                self.is_direct = self.is_direct and direct
+                _reserve(descriptor, path, share)
+            names = [f"the state file in {path}" for path in paths]
+            self.files: Any = core.FileSet(descriptors, names, stripe_bytes)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        if not self.is_direct:
+            warnings.warn(
+                f"the file system of {paths[0]} has no direct access: state goes through the page "
+                "cache, which takes host memory that no budget counts\n"
+                "hint: use a folder on a local drive (forebay probe nvme PATH measures it)",
+                ForebayWarning,
+                stacklevel=2,
+            )
+
+    def take(self, nbytes: int) -> int:
+        """The offset of the next `nbytes`, a multiple of `ALIGNMENT_BYTES`.
+
+        Raises:
+            AssertionError: More is taken than was asked for: forebay's own arithmetic is wrong.
+        """
+        offset, self._taken = self._taken, self._taken + aligned(nbytes)
+        if self._taken > self.nbytes:
+            raise AssertionError(f"{self._taken} bytes are taken of {self.nbytes} reserved ones")
+        return offset
+
+    def close(self) -> None:
+        """Let go of the files: the system frees them once nothing is under way. Idempotent."""
+        self.files = None
+
+
+class NvmeBytes:
+    """Bytes of the NVMe tier in the ledger, given back when the owner is closed or dies.
+
+    Args:
+        ledger: Where they are counted.
+        sizes: Bytes by role.
+        what: A short noun phrase for messages.
+    """
+
+    def __init__(self, ledger: Ledger, sizes: dict[Role, int], *, what: str) -> None:
+        self._held: list[Reservation] = []
+        try:
+            for role, nbytes in sizes.items():
+                self._held.append(ledger.reserve(Tier.NVME, role, nbytes, what=what))
+        except BaseException:
+            self.release()
+            raise
+        weakref.finalize(self, _release_all, self._held).atexit = False
+
+    def release(self) -> None:
+        """Give the bytes back; idempotent."""
+        _release_all(self._held)
+
+
+def _release_all(held: list[Reservation]) -> None:
+    while held:
+        held.pop().release()
+
+
+def _open(path: Path) -> tuple[int, bool]:
+    """A new file without a name, mode 0600, and whether it goes past the page cache."""
+    try:
+        found = stat.S_ISDIR(path.stat().st_mode)
+    except FileNotFoundError as error:
+        raise StorageError(
+            f"the folder {path} for state on NVMe does not exist",
+            hint=f"mkdir -p {path}, on a local drive",
+        ) from error
+    except OSError as error:
+        raise _cannot("make a state file in", path, error) from error
+    if not found:
+        raise StorageError(f"{path} is no folder, so state cannot be kept there")
+    try:
+        try:
+            return os.open(path, os.O_TMPFILE | os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC, 0o600), True
+        except OSError as error:
+            if error.errno not in _NO_TMPFILE:
+                raise
+        descriptor, name = tempfile.mkstemp(prefix=".forebay-", dir=path)
+        Path(name).unlink()
+    except OSError as error:
+        raise _cannot("make a state file in", path, error) from error
+    with contextlib.suppress(OSError):
+        flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | os.O_DIRECT)
+        return descriptor, True
+    return descriptor, False
+
+
+def _reserve(descriptor: int, path: Path, nbytes: int) -> None:
+    """Make sure that the disk has the bytes, and keep them."""
+    info = os.fstatvfs(descriptor)
+    free = info.f_bavail * info.f_frsize
+    if free < nbytes:
+        raise StorageError(
+            f"state takes {format_bytes(nbytes)} in {path}, which has {format_bytes(free)} left",
+            hint="make room, add a path to nvme_path, or raise forebay.host_budget",
+        )
+    if nbytes:
+        try:
+            os.posix_fallocate(descriptor, 0, nbytes)
+        except OSError as error:
+            raise _cannot(f"reserve {format_bytes(nbytes)} ({nbytes} bytes) in", path, error) from (
+                error
+            )
+
+
+def _cannot(what: str, path: Path, error: OSError) -> StorageError:
+    failure = StorageError(
+        f"cannot {what} {path}: {error.strerror} (errno {error.errno})",
+        hint="name a folder on a local drive that this user may write and that has room",
+    )
+    failure.errno = error.errno
+    return failure
