@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 import forebay
 from compat_cases import ON_HOST, engine_of, same, small, train, weights
-from forebay.errors import ConfigError, UnsupportedError
+from forebay.errors import ConfigError
 from forebay.ops.adam import DeepSpeedCPUAdam, FusedAdam
 
 DATA = torch.utils.data.TensorDataset(torch.arange(10.0).unsqueeze(1))
@@ -241,18 +241,32 @@ def test_precision_of_the_model_and_of_the_configuration(dtype, section, trains_
         train(engine, 2)
 
 
-def test_several_processes_are_refused(monkeypatch):
-    for name in ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE"):
-        with monkeypatch.context() as patch:
-            patch.setenv(name, "2")
-            with pytest.raises(UnsupportedError, match=f"{name} is 2"):
-                forebay.initialize(model=small(), config=ON_HOST)
-            with pytest.raises(UnsupportedError, match=f"{name} is 2"):
-                forebay.init_distributed()
+@pytest.mark.parametrize(
+    ("variables", "says"),
+    [
+        ({"WORLD_SIZE": "2"}, "RANK and MASTER_ADDR and MASTER_PORT are not set"),
+        ({"WORLD_SIZE": "2", "RANK": "0", "MASTER_PORT": "1"}, "MASTER_ADDR is not set"),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, "OMPI_COMM_WORLD_SIZE is 2, but WORLD_SIZE is not set"),
+        ({"RANK": "1"}, "RANK is set and WORLD_SIZE is not"),
+        ({"WORLD_SIZE": "two"}, "'two', which is no number"),
+        (
+            {"WORLD_SIZE": "2", "RANK": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"},
+            "RANK is '2' and WORLD_SIZE 2",
+        ),
+    ],
+)
+def test_missing_variables_of_torchrun_are_named(monkeypatch, variables, says):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=says):
+        forebay.initialize(model=small(), config=ON_HOST)
+    with pytest.raises(ConfigError, match=says):
+        forebay.init_distributed()
+
+
+def test_a_world_of_one_is_one_process(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "1")
     engine_of().close()
-    with pytest.raises(UnsupportedError, match="world_size=4"):
-        forebay.init_distributed(world_size=4)
 
 
 def test_a_group_of_one_for_scripts_that_ask_their_rank():

@@ -72,11 +72,6 @@ def test_refused(path: str, value: object, message: str) -> None:
     assert "\nhint: " in text
 
 
-def test_more_than_one_process() -> None:
-    message = "training with 2 processes is not supported yet; 1 is"
-    assert message in str(refusal({}, world_size=2))
-
-
 def test_budgets_and_units_are_printed_in_bytes() -> None:
     config = resolved(
         STAGE2_CPU,

@@ -27,6 +27,16 @@ class Group(Protocol):
         """Number of ranks."""
         ...
 
+    @property
+    def local_rank(self) -> int:
+        """This rank, counted on its machine."""
+        ...
+
+    @property
+    def local_size(self) -> int:
+        """Number of ranks on this machine."""
+        ...
+
     def all_to_all(self, received: torch.Tensor, sent: torch.Tensor) -> None:
         """Exchange equal slices: slice r of `sent` goes to rank r, slice r of `received` is its."""
         ...

@@ -43,6 +43,7 @@ class Life:
         self._clock = clock
         self._doing = "start"
         self._heard: dict[int, tuple[bytes, float]] = {}
+        self._has_failed = False
         self._stop = threading.Event()
         self._write("doing", self._doing)
         self._write("beat", "0")
@@ -75,10 +76,23 @@ class Life:
 
     def fail(self, reason: str) -> None:
         """Let the others know that this rank has failed."""
+        if self._has_failed:
+            return
+        self._has_failed = True
         try:
             self._write("failed", reason.splitlines()[0] if reason else "unknown")
+            if self._rank == 0:
+                self._linger()
         except RuntimeError:
             return
+
+    def _linger(self) -> None:
+        """Rank 0 may keep the store: the others need it to find out who is to blame."""
+        until = self._clock() + _LOOK_SECONDS + 2
+        left = set(self._others())
+        while left and self._clock() < until:
+            left -= {r for r in left if self._read("failed", r) or self._read("closed", r)}
+            time.sleep(0.05)
 
     def check(self) -> None:
         """Raise RankError when another rank has failed or shows no sign of life."""
@@ -137,9 +151,9 @@ class Life:
                     self._check_one(rank)
                     raise self._gone(rank, self._clock() - began)
             time.sleep(0.2)
-        for rank, beat in before.items():
-            if self._read("beat", rank) == beat:
-                raise self._gone(rank, _LOOK_SECONDS)
+        silent = [rank for rank, beat in before.items() if self._read("beat", rank) == beat]
+        if silent:
+            raise self._gone(silent[0], _LOOK_SECONDS)
         late = {rank: self._read("doing", rank).decode() for rank in self._others()}
         late = {rank: doing for rank, doing in late.items() if doing != what}
         if late:

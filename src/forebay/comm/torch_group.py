@@ -7,6 +7,8 @@ other goes over a gloo group of its own, which has a time limit and waits for no
 from __future__ import annotations
 
 import contextlib
+import os
+import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,6 +26,7 @@ __all__ = ["LIMIT_SECONDS", "TorchGroup"]
 
 # How long a rank waits for the others to come to the same pass.
 LIMIT_SECONDS: Final = 25.0
+_READ_SECONDS: Final = 5.0
 
 
 class TorchGroup:
@@ -36,11 +39,15 @@ class TorchGroup:
     Attributes:
         rank: This rank.
         size: Number of ranks.
+        local_rank: As torchrun counts it.
+        local_size: Likewise.
     """
 
     def __init__(self, *, limit_seconds: float = LIMIT_SECONDS, name: str = "forebay") -> None:
         self.rank = distributed.get_rank()
         self.size = distributed.get_world_size()
+        self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        self.local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         self._limit = limit_seconds
         self._data = distributed.group.WORLD
         self._on_host = distributed.get_backend() == "gloo"
@@ -109,8 +116,19 @@ class TorchGroup:
         self._store.set(f"{key}/{self.rank}", text)
         keys = [f"{key}/{rank}" for rank in range(self.size)]
         with self._explained():
-            self._store.wait(keys, timedelta(seconds=max(self._limit, 300.0)))
-            return [bytes(self._store.get(one)).decode() for one in keys]
+            # Loading a model takes one rank longer than another; one that is gone is noticed.
+            while not self._store.check(keys):
+                time.sleep(0.05)
+                self._life.check()
+            texts = [bytes(self._store.get(one)).decode() for one in keys]
+            self._store.add(f"{key}/read", 1)
+            # Rank 0 may keep the store: it must not be gone, having seen a difference, too soon.
+            until = time.monotonic() + _READ_SECONDS
+            while self.rank == 0 and time.monotonic() < until:
+                if self._store.add(f"{key}/read", 0) >= self.size:
+                    break
+                time.sleep(0.01)
+            return texts
 
     def check(self) -> None:
         """See `Group`."""

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from forebay.compat.distributed import init_distributed, refuse_ranks
+from forebay.comm.torch_group import LIMIT_SECONDS
+from forebay.compat.distributed import init_distributed, join_ranks, local_device
 from forebay.compat.engine import TrainingEngine
 from forebay.compat.files import nvme_options
 from forebay.compat.inputs import (
@@ -24,6 +25,7 @@ from forebay.compat.inputs import (
 from forebay.compat.optimizers import adam_from, build_optimizer
 from forebay.compat.placed import with_placement
 from forebay.compat.progress import Progress, events_folder, open_events
+from forebay.compat.same_start import refuse_other_start
 from forebay.compat.schedulers import build_scheduler, check_scheduler
 from forebay.compat.watching import enough_threads, measured_profile, watcher
 from forebay.config.facts import Facts
@@ -31,17 +33,19 @@ from forebay.config.resolve import resolve
 from forebay.engine.engine import Engine
 from forebay.engine.optimizer import OffloadedOptimizer
 from forebay.engine.options import EngineOptions, OverflowCheck, Timing
+from forebay.model.inspect import refuse_wrapped
 from forebay.optim.loss_scale import DynamicLossScale, LossScaleConfig, StaticLossScale
 from forebay.plan.placement import UpdatePlace, WeightPlace
 from forebay.plan.share import places_for_share
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from torch import nn
     from torch.optim.lr_scheduler import LRScheduler
     from torch.utils.data import DataLoader
 
+    from forebay.comm.torch_group import TorchGroup
     from forebay.config.resolved import PrecisionSpec, ResolvedConfig
     from forebay.optim.loss_scale import LossScale
 
@@ -75,9 +79,10 @@ def initialize(
         training_data: A dataset; a loader of micro-batches over it is made.
         lr_scheduler: A torch scheduler over the given optimizer, or a function that makes one
             from the torch optimizer; takes the place of the configuration's `scheduler` section.
-        distributed_port: Unused in one process.
+        distributed_port: Unused: torchrun's MASTER_PORT is.
         mpu: Refused.
-        dist_init_required: True makes a `torch.distributed` group of one (`init_distributed`).
+        dist_init_required: True makes a `torch.distributed` group also for one process; for
+            several, started by torchrun, there always is one.
         collate_fn: For the loader, and for those of `deepspeed_io`.
         config: Path, dict or base64 of the DeepSpeed JSON.
         mesh_param: Refused.
@@ -87,9 +92,11 @@ def initialize(
         (engine, optimizer, loader or None, scheduler or None).
 
     Raises:
-        ConfigError: A key, value or combination is refused; nothing was changed.
+        ConfigError: A key, value or combination is refused, or ranks begin with different ones;
+            nothing was changed.
         UnsupportedError: The model or optimizer cannot be honoured.
         BudgetError: The state does not fit; nothing was moved.
+        RankError: Another rank failed.
     """
     model = check_arguments(
         args=args,
@@ -101,28 +108,51 @@ def initialize(
         collate_fn=collate_fn,
         mesh_param=mesh_param,
     )
-    refuse_ranks()
     if dist_init_required:
         init_distributed()
-    resolved = resolve(
-        one_config(args, config, config_params),
-        facts=Facts(
-            model_dtype=model_dtype(model),
-            client_optimizer=class_name(optimizer),
-            client_scheduler=class_name(lr_scheduler),
-            fallback_micro_batch_size=1,
-            asker="forebay.initialize",
-        ),
-    )
-    client = build_optimizer(
-        model, given=optimizer, parameters=model_parameters, spec=resolved.optimizer
-    )
-    engine = _build(
-        model, client=client, config=resolved, scheduler=lr_scheduler, collate_fn=collate_fn
-    )
+    raw = one_config(args, config, config_params)
+    group = join_ranks(limit_seconds=LIMIT_SECONDS)
+    with _told(group):
+        resolved = resolve(
+            raw,
+            facts=Facts(
+                world_size=1 if group is None else group.size,
+                model_dtype=model_dtype(model),
+                client_optimizer=class_name(optimizer),
+                client_scheduler=class_name(lr_scheduler),
+                fallback_micro_batch_size=1,
+                asker="forebay.initialize",
+            ),
+        )
+        client = build_optimizer(
+            model, given=optimizer, parameters=model_parameters, spec=resolved.optimizer
+        )
+        if group is not None:
+            refuse_wrapped(model)
+            refuse_other_start(group, config=resolved, model=model, groups=client.param_groups)
+        engine = _build(
+            model,
+            client=client,
+            config=resolved,
+            scheduler=lr_scheduler,
+            collate_fn=collate_fn,
+            group=group,
+        )
     if training_data is not None:
         engine.training_dataloader = engine.deepspeed_io(training_data)
     return engine, engine.optimizer, engine.training_dataloader, engine.lr_scheduler
+
+
+@contextlib.contextmanager
+def _told(group: TorchGroup | None) -> Iterator[None]:
+    """The other ranks hear of a failure, instead of waiting for this one."""
+    try:
+        yield
+    except BaseException as error:
+        if group is not None:
+            group.fail(f"{type(error).__name__}: {error}")
+            group.close()
+        raise
 
 
 def _build(
@@ -132,12 +162,16 @@ def _build(
     config: ResolvedConfig,
     scheduler: Any,
     collate_fn: Callable[..., Any] | None,
+    group: TorchGroup | None,
 ) -> TrainingEngine:
     """The engine; what fails on the way leaves model and optimizer as they were."""
     check_dtypes(client.param_groups, precision=config.precision)
     rule = adam_from(client)
     check_scheduler(scheduler, client)
-    folder = None if config.tensorboard is None else events_folder(config.tensorboard)
+    is_first = group is None or group.rank == 0
+    folder = None
+    if config.tensorboard is not None and is_first:
+        folder = events_folder(config.tensorboard)
     with contextlib.ExitStack() as undo:
         # A schedule sets the groups' rates when it is built; they are the caller's own dicts.
         undo.callback(_restore, client.param_groups, [{**g} for g in client.param_groups])
@@ -147,7 +181,10 @@ def _build(
             groups=client.param_groups,
             rule=rule,
             options=replace(
-                engine_options(config), cast_to=_cast_to(model, precision=config.precision)
+                engine_options(config, device=local_device(group)),
+                cast_to=_cast_to(model, precision=config.precision),
+                group=group,
+                stage=config.zero.stage,
             ),
         )
         undo.callback(core.close)
@@ -162,6 +199,8 @@ def _build(
                 every=config.steps_per_print,
                 events=None if folder is None else open_events(folder),
                 has_loss_scale=config.precision.loss_scale is not None,
+                mean=core.ranks.mean,
+                speaks=is_first,
             ),
             collate_fn=collate_fn,
         )

@@ -1,22 +1,29 @@
-"""One process today: what asks for more is refused, and a group of one is made on request."""
+"""The ranks that train together: from torchrun's variables, or a group that the script has made."""
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import distributed
 
-from forebay.errors import UnsupportedError
+from forebay.comm.torch_group import TorchGroup
+from forebay.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from datetime import timedelta
 
-__all__ = ["init_distributed", "refuse_ranks"]
+__all__ = ["count_ranks", "init_distributed", "join_ranks", "local_device"]
 
-# Set by torchrun and DeepSpeed's launcher, and by Open MPI.
-_WORLD_SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE")
+# What torch.distributed needs to find the others; torchrun sets all of them.
+_NEEDED: Final = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_OTHER_LAUNCHERS: Final = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
+_HINT: Final = (
+    "start with torchrun --nproc-per-node N script.py, or call torch.distributed."
+    "init_process_group first"
+)
 
 
 def init_distributed(
@@ -31,59 +38,118 @@ def init_distributed(
     rank: int = -1,
     world_size: int = -1,
 ) -> None:
-    """Make a `torch.distributed` group of one process, for scripts that ask for their rank.
+    """Make `torch.distributed`'s default group, of all ranks that torchrun has started.
 
-    Nothing is done where there is a group already, or where `dist_init_required` is False. It
-    needs no port, no address and no environment variable.
+    Nothing is done where there is a group already, or where `dist_init_required` is False. A
+    group of one needs no port, no address and no environment variable.
 
     Args:
-        dist_backend: "gloo" or "nccl"; None chooses by whether there is a CUDA device.
-        auto_mpi_discovery: Unused: one process discovers nothing.
-        distributed_port: Unused.
+        dist_backend: "gloo" or "nccl"; None is NCCL where each rank here has a GPU of its own.
+        auto_mpi_discovery: Unused: torchrun's variables are.
+        distributed_port: Unused: MASTER_PORT is.
         verbose: Unused.
         timeout: Of the group's collectives; None is torch's.
-        init_method: Unused.
+        init_method: As in torch; None reads the environment.
         dist_init_required: False does nothing.
         config: Unused: no collective is logged.
-        rank: 0, or -1 for the environment's.
-        world_size: 1, or -1 for the environment's.
+        rank: This rank, or -1 for the environment's.
+        world_size: Number of ranks, or -1 for the environment's.
 
     Raises:
-        UnsupportedError: More than one process.
+        ConfigError: Variables that torchrun sets are missing, or contradict each other.
     """
-    refuse_ranks()
-    if rank not in (-1, 0) or world_size not in (-1, 1):
-        raise UnsupportedError(
-            f"init_distributed(rank={rank}, world_size={world_size}): several processes are not "
-            "supported yet",
-            hint="start one process",
-        )
     if dist_init_required is False or not distributed.is_available():
         return
     if distributed.is_initialized():
         return
+    said = count_ranks(os.environ) if world_size < 0 else world_size
+    if said == 1:
+        distributed.init_process_group(
+            dist_backend or ("nccl" if torch.cuda.is_available() else "gloo"),
+            store=distributed.HashStore(),  # type: ignore[attr-defined]
+            rank=0,
+            world_size=1,
+            timeout=timeout,
+        )
+        return
     distributed.init_process_group(
-        dist_backend or ("nccl" if torch.cuda.is_available() else "gloo"),
-        store=distributed.HashStore(),  # type: ignore[attr-defined]
-        rank=0,
-        world_size=1,
+        dist_backend or _backend(),
+        init_method=init_method,
+        rank=rank,
+        world_size=world_size,
         timeout=timeout,
     )
 
 
-def refuse_ranks() -> None:
-    """Refuse to be one of several processes.
+def count_ranks(environment: Mapping[str, str]) -> int:
+    """How many ranks a launcher has started, by its variables.
 
     Raises:
-        UnsupportedError: The environment or `torch.distributed` says so.
+        ConfigError: There are several, and variables are missing or wrong.
     """
-    counts = {name: os.environ.get(name, "") for name in _WORLD_SIZES}
-    said = {name: int(count) for name, count in counts.items() if count.strip().isdigit()}
-    if distributed.is_available() and distributed.is_initialized():
-        said["torch.distributed's world size"] = distributed.get_world_size()
-    for name, count in said.items():
-        if count > 1:
-            raise UnsupportedError(
-                f"{name} is {count}, but several processes are not supported yet",
-                hint="start one process",
+    text = environment.get("WORLD_SIZE", "").strip()
+    if not text:
+        other = next((name for name in _OTHER_LAUNCHERS if _number(environment, name) > 1), None)
+        if other is not None:
+            raise ConfigError(
+                f"{other} is {environment[other]}, but WORLD_SIZE is not set", hint=_HINT
             )
+        if "RANK" in environment and _number(environment, "RANK") > 0:
+            raise ConfigError("RANK is set and WORLD_SIZE is not", hint=_HINT)
+        return 1
+    size = _number(environment, "WORLD_SIZE")
+    if size < 1:
+        raise ConfigError(f"WORLD_SIZE is {text!r}, which is no number of ranks", hint=_HINT)
+    if size == 1:
+        return 1
+    missing = [name for name in _NEEDED if not environment.get(name, "").strip()]
+    if missing:
+        are = "is" if len(missing) == 1 else "are"
+        raise ConfigError(
+            f"WORLD_SIZE is {size}, but {' and '.join(missing)} {are} not set", hint=_HINT
+        )
+    rank = _number(environment, "RANK")
+    if not 0 <= rank < size:
+        raise ConfigError(f"RANK is {environment['RANK']!r} and WORLD_SIZE {size}", hint=_HINT)
+    return size
+
+
+def _number(environment: Mapping[str, str], name: str) -> int:
+    text = environment.get(name, "").strip()
+    return int(text) if text.isdigit() else -1
+
+
+def _backend() -> str:
+    here = max(1, _number(os.environ, "LOCAL_WORLD_SIZE"))
+    return "nccl" if torch.cuda.is_available() and torch.cuda.device_count() >= here else "gloo"
+
+
+def join_ranks(*, limit_seconds: float) -> TorchGroup | None:
+    """The group of ranks that this process is one of; None when it trains alone.
+
+    Makes `torch.distributed`'s default group where a launcher has started several ranks.
+
+    Raises:
+        ConfigError: See `count_ranks`.
+    """
+    if not distributed.is_available():
+        return None
+    if not distributed.is_initialized():
+        if count_ranks(os.environ) == 1:
+            return None
+        init_distributed()
+    if distributed.get_world_size() == 1:
+        return None
+    return TorchGroup(limit_seconds=limit_seconds)
+
+
+def local_device(group: TorchGroup | None) -> torch.device | None:
+    """The device of this rank; None leaves the choice to torch.
+
+    Ranks share a GPU where the machine has fewer than ranks.
+    """
+    if group is None or not torch.cuda.is_available():
+        return None
+    device = torch.device("cuda", group.local_rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device

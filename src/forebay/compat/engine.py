@@ -48,8 +48,8 @@ class TrainingEngine:
     Attributes:
         module: The user's model.
         training_dataloader: The loader over `training_data`, or None.
-        local_rank: 0: one process trains.
-        global_rank: 0.
+        local_rank: This rank, counted on its machine; 0 where one process trains.
+        global_rank: This rank.
     """
 
     def __init__(
@@ -68,7 +68,9 @@ class TrainingEngine:
         self.config = config
         self.collate_fn = collate_fn
         self.training_dataloader: DataLoader[Any] | None = None
-        self.local_rank = self.global_rank = 0
+        group = core.options.group
+        self.local_rank = 0 if group is None else group.local_rank
+        self.global_rank = 0 if group is None else group.rank
         self.batches = MicroBatches(config.batch)
         self._progress = progress or Progress(every=None)
         self._steps = MicroSteps(
@@ -173,7 +175,7 @@ class TrainingEngine:
 
     @contextlib.contextmanager
     def coalesce_grad_reduction(self) -> Iterator[None]:
-        """Inside, gradients of several backwards are exchanged once; one process exchanges none."""
+        """Inside, gradients of several backwards are exchanged once; see `no_sync`."""
         yield
 
     def set_train_batch_size(self, train_batch_size: int) -> None:
@@ -238,6 +240,7 @@ class TrainingEngine:
             sampler=data_sampler,
             workers=num_local_io_workers or 0,
             pin_memory=pin_memory,
+            group=self.core.options.group,
         )
 
     @property

@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from forebay.compat.sampling import RankSampler, RankStream
 from forebay.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from forebay.comm.group import Group
 
 __all__ = ["ROUTES", "RepeatingLoader", "check_dataset", "make_loader"]
 
@@ -51,6 +54,7 @@ def make_loader(
     sampler: Any = None,
     workers: int = 0,
     pin_memory: bool = False,
+    group: Group | None = None,
 ) -> DataLoader[Any]:
     """A loader of micro-batches.
 
@@ -63,6 +67,7 @@ def make_loader(
         sampler: Decides the order instead.
         workers: Processes that load.
         pin_memory: Whether batches are page-locked; without a CUDA device they never are.
+        group: The ranks that share the data: each gets equally many samples of its own.
 
     Raises:
         ConfigError: The data is no dataset, or the route is none.
@@ -71,6 +76,17 @@ def make_loader(
     if route not in ROUTES:
         raise ConfigError(f"route is {route!r}; it must be one of {', '.join(ROUTES)}")
     streams = isinstance(data, IterableDataset)
+    if group is not None and sampler is None:
+        if streams:
+            data = RankStream(data, rank=group.rank, size=group.size)
+        else:
+            sampler = RankSampler(
+                data,
+                rank=group.rank,
+                size=group.size,
+                seed=torch.initial_seed() if route == "train" else None,
+                drop_last=drop_last,
+            )
     return DataLoader(
         data,
         batch_size=batch_size,

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 from forebay.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
 
     from forebay.config.resolved import TensorBoardSpec
@@ -53,11 +55,21 @@ class Progress:
         every: Updates between two lines; None writes none.
         events: TensorBoard's writer, or None.
         has_loss_scale: Whether losses are scaled, so that the scale is worth telling.
+        mean: The mean over ranks, which all of them ask for together.
+        speaks: Whether this is the rank that writes lines.
     """
 
     def __init__(
-        self, *, every: int | None, events: Any = None, has_loss_scale: bool = False
+        self,
+        *,
+        every: int | None,
+        events: Any = None,
+        has_loss_scale: bool = False,
+        mean: Callable[[float], float] | None = None,
+        speaks: bool = True,
     ) -> None:
+        self._mean = mean
+        self._speaks = speaks
         self._every = every
         self._events = events
         self._has_loss_scale = has_loss_scale
@@ -82,8 +94,11 @@ class Progress:
             divisor: What the window's loss is too large by, beside its shares.
         """
         total, self._loss = self._loss, None
+        due = self._every is not None and update.step % self._every == 0
         loss = None if total is None else float(total) / divisor
-        if self._every is not None and update.step % self._every == 0:
+        if due and loss is not None and self._mean is not None:
+            loss = self._mean(loss)
+        if due and self._speaks:
             _say(self._line(update, loss))
         if self._events is not None:
             self._write(update, loss)

@@ -62,7 +62,7 @@ def resolve(
     """
     facts = facts or Facts()
     values = check(read(raw))
-    refuse(values, world_size=facts.world_size)
+    refuse(values)
     lookup = Lookup(values, facts)
     precision = resolve_precision(lookup)
     batch = resolve_batch(lookup)
@@ -109,7 +109,7 @@ def resolve(
 
 def _zero(lookup: Lookup) -> ZeroSpec:
     stage = lookup.take(f"{_ZERO}.stage")
-    if stage == 3:
+    if stage == 3 and lookup.facts.world_size == 1:
         lookup.annotate(
             f"{_ZERO}.stage", "one process: stage 3 places and sums the same as stage 2"
         )

@@ -13,17 +13,14 @@ from forebay.config.tables import TABLE
 if TYPE_CHECKING:
     from forebay.config.schema import Values
 
-__all__ = ["MAX_PROCESSES", "refuse"]
-
-# Sharding over ranks lifts this.
-MAX_PROCESSES: Final = 1
+__all__ = ["refuse"]
 
 _ZERO: Final = "zero_optimization"
 _PARAM: Final = f"{_ZERO}.offload_param.device"
 _OPTIMIZER: Final = f"{_ZERO}.offload_optimizer"
 
 
-def refuse(values: Values, *, world_size: int) -> None:
+def refuse(values: Values) -> None:
     """Refuses what contradicts itself, then what is not supported.
 
     Raises:
@@ -38,13 +35,6 @@ def refuse(values: Values, *, world_size: int) -> None:
         for path, value in values.given.items()
         if not TABLE[path].passes(value) and not path.startswith(inside)
     ]
-    if world_size > MAX_PROCESSES:
-        problems.append(
-            Problem(
-                f"training with {world_size} processes is {NOT_YET}; {MAX_PROCESSES} is",
-                "start one process, with one device",
-            )
-        )
     raise_any(problems)
 
 

@@ -324,7 +324,11 @@ def part_memory(
 def core_share(options: EngineOptions) -> CoreShare:
     """The cores that updates run on."""
     topology = Topology.read()
-    share = topology.share()
+    group = options.group
+    if group is None:
+        share = topology.share()
+    else:
+        share = topology.share(group.local_rank, local_ranks=group.local_size)
     if options.threads is not None and options.threads > share.threads:
         summary = f"{options.threads} update threads"
         return CoreShare(threads=options.threads, cpus=share.cpus, summary=summary)

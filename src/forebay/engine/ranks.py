@@ -5,12 +5,15 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+import torch
+
 from forebay.comm.collectives import Collectives
 from forebay.comm.queue import Queue
 from forebay.engine.departure import Alone
 from forebay.engine.reducer import Reducer
 from forebay.engine.shared_gradients import SharedGradients
 from forebay.errors import UnsupportedError
+from forebay.optim.clip import ordered_sum
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -41,6 +44,24 @@ class Ranks:
         self.departure = departure
         self.queue = queue
         self.close = partial(_leave, queue)
+
+    def mean(self, value: float) -> float:
+        """The mean of every rank's value, added in rank order; every rank calls it."""
+        if self.queue is None:
+            return value
+        told = self.tell([value], what="a mean over ranks")
+        return ordered_sum(row[0] for row in told) / len(told)
+
+    def tell(self, values: Sequence[float], *, what: str) -> list[list[float]]:
+        """Every rank's values, by rank; every rank calls it with as many."""
+        if self.queue is None:
+            return [list(values)]
+        group = self.queue.collectives.group
+        numbers = torch.tensor(list(values), dtype=torch.float64)
+        job = self.queue.submit(lambda: group.tell(numbers, what=what), what=what)
+        job.wait()
+        rows: list[list[float]] = job.result.tolist()
+        return rows
 
 
 def _leave(queue: Queue | None) -> None:

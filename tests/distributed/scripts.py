@@ -1,0 +1,155 @@
+"""What a user's script does on each rank, through `forebay.initialize`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+import torch
+from torch import nn
+
+import forebay
+from distributed.training import digest
+
+
+def config(stage: int = 2, **more: Any) -> dict[str, Any]:
+    """A DeepSpeed configuration."""
+    return {
+        "train_micro_batch_size_per_gpu": 4,
+        "gradient_clipping": 1.0,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-2, "weight_decay": 0.1}},
+        "zero_optimization": {"stage": stage, "offload_optimizer": {"device": "cpu"}},
+        **more,
+    }
+
+
+def mlp(width: int = 5) -> nn.Module:
+    """Small, in float32."""
+    return nn.Sequential(nn.Linear(3, width), nn.Tanh(), nn.Linear(width, 2))
+
+
+def samples(count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """The same everywhere."""
+    generator = torch.Generator().manual_seed(5)
+    return [
+        (torch.randn(3, generator=generator), torch.randn(2, generator=generator))
+        for _ in range(count)
+    ]
+
+
+def fit(stage: int, accumulation: int) -> dict[str, Any]:
+    """Train on a dataset that does not divide by the ranks."""
+    torch.manual_seed(1)
+    settings = config(stage, gradient_accumulation_steps=accumulation, steps_per_print=1)
+    engine, _, loader, _ = forebay.initialize(
+        model=mlp(), config=settings, training_data=samples(23)
+    )
+    seen, norms = [], []
+    with engine:
+        for _ in range(2):
+            for x, y in loader:
+                seen.append(float(x.sum()))
+                loss = (engine(x) - y).pow(2).mean()
+                engine.backward(loss)
+                engine.step()
+            engine.flush()
+            norms.append(engine.get_global_grad_norm())
+        return {
+            "rank": (engine.global_rank, engine.world_size),
+            "batch": engine.train_batch_size(),
+            "steps": engine.global_steps,
+            "batches": len(seen),
+            "seen": seen,
+            "norms": norms,
+            "weights": digest(list(engine.state_dict().values())),
+        }
+
+
+def differ(what: str) -> None:
+    """Begin with something else on rank 1."""
+    other = os.environ["RANK"] == "1"
+    torch.manual_seed(2 if what == "seed" and other else 1)
+    model = mlp(6 if what == "model" and other else 5)
+    if what == "weights" and other:
+        with torch.no_grad():
+            model[0].weight[0, 0] += 1e-3
+    settings = config(train_micro_batch_size_per_gpu=8 if what == "config" and other else 4)
+    if what == "key" and other:
+        settings["gradient_cliping"] = 1.0
+    forebay.initialize(model=model, config=settings)
+
+
+def _steps(engine: Any, count: int) -> None:
+    for _ in range(count):
+        engine.backward(engine(torch.ones(4, 3)).pow(2).mean())
+        engine.step()
+
+
+def wrong_batch() -> None:
+    """Batch sizes that three ranks cannot have."""
+    torch.manual_seed(1)
+    forebay.initialize(model=mlp(), config=config(train_batch_size=16))
+
+
+def passes(extra: int) -> None:
+    """Rank 1 trains `extra` steps more (or fewer) than the others, then all leave."""
+    torch.manual_seed(1)
+    with forebay.initialize(model=mlp(), config=config())[0] as engine:
+        _steps(engine, 2 + (extra if os.environ["RANK"] == "1" else 0))
+
+
+def stays_away() -> None:
+    """Rank 2 does something else for ever, though it is alive."""
+    torch.manual_seed(1)
+    engine = forebay.initialize(model=mlp(), config=config())[0]
+    _steps(engine, 1)
+    if os.environ["RANK"] == "2":
+        time.sleep(60)
+    _steps(engine, 1)
+
+
+def evaluates_instead() -> None:
+    """Rank 1 makes a step without a backward's exchange: another window."""
+    torch.manual_seed(1)
+    engine = forebay.initialize(model=mlp(), config=config(gradient_accumulation_steps=2))[0]
+    if os.environ["RANK"] == "1":
+        engine.set_gradient_accumulation_boundary(is_boundary=True)
+    _steps(engine, 2)
+
+
+def is_killed() -> str:
+    """Rank 1 is killed in the middle of a backward."""
+    torch.manual_seed(1)
+    model = mlp()
+    engine = forebay.initialize(model=model, config=config())[0]
+    _steps(engine, 1)
+    if os.environ["RANK"] == "1":
+        model[2].weight.register_hook(lambda _: os.kill(os.getpid(), signal.SIGKILL))
+    _steps(engine, 2)
+    return "not reached"
+
+
+def uneven_use() -> dict[str, Any]:
+    """Ranks use different experts and skip modules; what no rank used is not updated."""
+    torch.manual_seed(1)
+    model = nn.ModuleList([nn.Linear(3, 3) for _ in range(5)])
+    rank = int(os.environ["RANK"])
+    before = [p.detach().clone() for p in model.parameters()]
+    engine = forebay.initialize(model=model, config=config(2, gradient_clipping=0.0))[0]
+    x = torch.ones(2, 3)
+    for step in range(3):
+        out = model[0](x)
+        if step != 1 or rank != 2:  # rank 2 skips in the second step
+            out = model[1 + rank](out)
+        with torch.no_grad():
+            model[rank](x)  # an evaluation in between, another on each rank
+        engine.backward(out.pow(2).mean())
+        engine.step()
+    engine.synchronize()
+    moved = [not torch.equal(a, p) for a, p in zip(before, model.parameters(), strict=True)]
+    steps = [record.step for record in engine.core.collector.records]
+    weights = digest(list(model.state_dict().values()))
+    engine.close()
+    return {"moved": moved, "steps": steps, "weights": weights}

@@ -1,0 +1,100 @@
+"""`forebay.initialize` on several ranks: what works, and what is said when it cannot."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from distributed import ranks, scripts
+
+
+@pytest.mark.parametrize("stage", [0, 2])
+def test_three_ranks_share_the_data(stage):
+    results = ranks.run(3, scripts.fit, stage, 2)
+    assert [r["rank"] for r in results] == [(0, 3), (1, 3), (2, 3)]
+    assert {r["batch"] for r in results} == {4 * 2 * 3}
+    # 23 samples: eight for each rank, one of them twice; two micro-batches an epoch
+    assert {r["batches"] for r in results} == {4}
+    assert {r["steps"] for r in results} == {2}
+    assert len({r["weights"] for r in results}) == 1
+    assert results[0]["norms"] == results[1]["norms"] == results[2]["norms"]
+    assert results[0]["seen"] != results[1]["seen"]
+
+
+def test_ranks_that_use_different_modules_do_not_wait_for_each_other():
+    results = ranks.run(3, scripts.uneven_use)
+    assert len({r["weights"] for r in results}) == 1
+    # weight and bias of: the common module, the experts of ranks 0 to 2, and one that nobody used
+    assert results[0]["steps"] == [3, 3, 3, 3, 3, 3, 2, 2, 0, 0]
+    assert results[0]["moved"] == [True] * 8 + [False] * 2
+
+
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        ("config", "config key train_batch_size is 24 on rank 1 and 12 on rank 0"),
+        ("model", "parameter 0.weight is [6, 3] torch.float32 trained on rank 1 and [5, 3]"),
+        ("weights", "the checksum of parameter 0.weight is "),
+        ("seed", "torch's seed is 2 on rank 1 and 1 on rank 0"),
+        ("key", "gradient_cliping"),
+    ],
+)
+def test_what_differs_at_the_start_is_named(what, says):
+    results = ranks.collect(ranks.start(3, scripts.differ, what))
+    for kind, message in results:
+        assert kind in {"ConfigError", "RankError"}, message
+        # with the same seed, weights of another shape or value are named before anything else
+        assert says in message or (what == "seed" and "checksum" in message), message
+        assert "rank 1" in message or "gradient_cliping" in message
+
+
+def test_a_batch_that_does_not_divide_by_the_ranks():
+    for kind, message in ranks.collect(ranks.start(3, scripts.wrong_batch)):
+        assert kind == "ConfigError"
+        assert "3 processes" in message
+
+
+@pytest.mark.parametrize("extra", [1, -1])
+def test_more_passes_on_one_rank_are_an_error_that_names_it(extra):
+    began = time.monotonic()
+    results = ranks.collect(ranks.start(3, scripts.passes, extra), seconds=45)
+    assert time.monotonic() - began < 30
+    waiting = [1] if extra > 0 else [0, 2]
+    for rank in waiting:
+        kind, message = results[rank]
+        assert kind == "RankError", message
+        assert "rank" in message
+        assert "backward" in message
+    if extra < 0:
+        assert "rank 1 of 3" in results[0][1]
+
+
+def test_other_passes_are_an_error_that_names_both():
+    for kind, message in ranks.collect(ranks.start(3, scripts.evaluates_instead)):
+        assert kind == "RankError", message
+        assert "rank 1" in message or "rank 0" in message
+        assert "last backward" in message
+
+
+def test_a_killed_rank_is_named_within_30_seconds():
+    began = time.monotonic()
+    results = ranks.collect(ranks.start(3, scripts.is_killed), seconds=45)
+    assert time.monotonic() - began < 30
+    assert results[1][0] == "dead"
+    for rank in (0, 2):
+        kind, message = results[rank]
+        assert kind == "RankError", message
+        assert "rank 1 of 3 is gone" in message
+
+
+@pytest.mark.slow
+def test_a_rank_that_stays_away_is_named_within_30_seconds():
+    began = time.monotonic()
+    started = ranks.start(3, scripts.stays_away)
+    results = ranks.collect(started[:2], seconds=45)
+    started[2][0].kill()
+    assert time.monotonic() - began < 35
+    for kind, message in results:
+        assert kind == "RankError", message
+        assert "rank 2" in message
