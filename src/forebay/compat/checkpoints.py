@@ -18,7 +18,7 @@ from forebay.engine.restore import Scope, match, restore
 from forebay.engine.saving import CheckpointSaver, Latest, SaveRequest, SaveTiming
 from forebay.engine.sixteen_bit import save_sixteen_bit
 from forebay.engine.snapshot import RunState
-from forebay.errors import CheckpointError
+from forebay.errors import CheckpointError, UnsupportedError
 from forebay.units_of_measure import format_bytes
 
 if TYPE_CHECKING:
@@ -107,6 +107,7 @@ class Checkpoints:
             CheckpointError: It (or an earlier one beside training) could not be saved; earlier
                 checkpoints are as they were.
         """
+        self._refuse_ranks("save_checkpoint")
         spec = self._config.checkpoint
         request = SaveRequest(
             folder=Path(save_dir),
@@ -132,6 +133,14 @@ class Checkpoints:
         self._saver.save(request, run)
         self._show()
         return True
+
+    def _refuse_ranks(self, what: str) -> None:
+        sharding = self._core.placement.sharding
+        if sharding.size > 1:
+            raise UnsupportedError(
+                f"{what} is not supported yet with {sharding.size} ranks",
+                hint="save the weights with save_16bit_model on rank 0",
+            )
 
     def wait_for_checkpoint(self) -> None:
         """Wait until a checkpoint that is written beside training is complete.
@@ -222,6 +231,7 @@ class Checkpoints:
         custom_load_fn: Callable[..., Any] | None = None,
     ) -> dict[str, Any]:
         """`load_checkpoint` for a checkpoint's own folder; returns its client_state."""
+        self._refuse_ranks("load_checkpoint")
         self.wait_for_checkpoint()
         everything = load_optimizer_states and not load_module_only
         scheduler = self._steps.scheduler if load_lr_scheduler_states else None
@@ -259,6 +269,7 @@ class Checkpoints:
         Raises:
             CheckpointError: Names, shapes or groups differ; nothing was changed.
         """
+        self._refuse_ranks("import_torch_state")
         self.wait_for_checkpoint()
         import_torch_state(
             self._core, self._optimizer, model_state=model, optimizer_state=optimizer
