@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["plan"]
 
 _Model = Annotated[
-    str,
+    str | None,
     typer.Argument(help="A Hugging Face folder or config.json, or a parameter count: 7e9, 13B."),
 ]
 _Machine = Annotated[
@@ -54,11 +54,15 @@ _Picture = Annotated[
 _Config = Annotated[
     Path | None, typer.Option(help="Write the recommended configuration here.", dir_okay=False)
 ]
+_Learn = Annotated[
+    list[Path] | None,
+    typer.Option(help="Folder of a run (forebay train) on the --profile's machine; corrects it."),
+]
 _Json = Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")]
 
 
 def plan(  # noqa: PLR0913 - one parameter for each option
-    model: _Model,
+    model: _Model = None,
     *,
     machine: _Machine = None,
     profile: _Profile = None,
@@ -76,12 +80,16 @@ def plan(  # noqa: PLR0913 - one parameter for each option
     compare: _Compare = False,
     picture: _Picture = None,
     config: _Config = None,
+    learn: _Learn = None,
     as_json: _Json = False,
 ) -> int:
     """Say whether a model trains on a machine, how fast, and with which configuration.
 
-    Needs no GPU and takes less than a second.
+    Needs no GPU and takes less than a second. With --learn, correct a profile from runs instead.
     """
+    if learn:
+        _learn(learn, profile=profile)
+        return 0
     from forebay.plan.ask import Asked, question_of
     from forebay.plan.choose import choose
     from forebay.plan.explain import as_dict, as_text
@@ -126,3 +134,22 @@ def _compare(question: Question, *, picture: Path | None, as_json: bool) -> None
 
         draw_comparison(picture, table)
         typer.echo(f"wrote {picture}", err=True)
+
+
+def _learn(folders: list[Path], *, profile: Path | None) -> None:
+    from forebay.errors import ConfigError
+    from forebay.hardware.profile import read_profile
+    from forebay.plan.learn import learn
+    from forebay.plan.run_record import read_record
+
+    if profile is None:
+        raise ConfigError(
+            "--learn corrects a profile: name it with --profile",
+            hint="measure this machine with: forebay probe --output FILE",
+        )
+    before = read_profile(profile)
+    corrected, lessons = learn(before, [read_record(folder) for folder in folders])
+    profile.write_text(corrected.as_json(), encoding="utf-8")
+    for folder, lesson in zip(folders, lessons, strict=True):
+        typer.echo(f"{folder}: {lesson.sentence()}")
+    typer.echo(f"wrote {profile}", err=True)

@@ -51,7 +51,7 @@ class Asked:
         vocab: Vocabulary, beside a parameter count.
     """
 
-    model: str
+    model: str | None
     machine: str | None = None
     profile: Path | None = None
     devices: int | None = None
@@ -156,6 +156,11 @@ def _for_cluster(profile: Profile, *, devices: int, nodes: int) -> Profile:
 
 
 def _shape(asked: Asked) -> ModelShape:
+    if asked.model is None:
+        raise ConfigError(
+            "a plan needs a model",
+            hint="give a folder with a config.json, or a parameter count such as 7e9 or 13B",
+        )
     match = re.fullmatch(r"([0-9.]+(?:[eE]\+?[0-9]+)?) ?([kKmMbBtT]?)", asked.model)
     if match is None:
         given = [

@@ -104,6 +104,11 @@ class RunReporter:
         self.eval_losses.append((record.step, record.loss))
         self.say(f"evaluation after {record.step} updates: loss {record.loss:.4f}")
 
+    @property
+    def recent_seconds(self) -> tuple[float, ...]:
+        """Of the last updates, in order."""
+        return tuple(self._recent)
+
     def say(self, text: str) -> None:
         """Show one line above the progress bar."""
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)

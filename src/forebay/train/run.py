@@ -20,11 +20,14 @@ from forebay.compat.api import initialize
 from forebay.data.batches import Batches, BatchShape
 from forebay.data.sources import open_files
 from forebay.errors import ConfigError, ForebayError
+from forebay.plan.run_record import RUN_RECORD
 from forebay.plan.share import describe_places
+from forebay.plan.workload import Recompute
 from forebay.train.corpus import Corpus, load_corpus, sequence_length
+from forebay.train.forecast import Took, run_record
 from forebay.train.loop import Loop, Silent
 from forebay.train.model import ModelSource, choose_device
-from forebay.train.options import SaveEvery
+from forebay.train.options import GradientCheckpointing, SaveEvery
 from forebay.train.records import Summary
 from forebay.train.report import (
     RunReporter,
@@ -205,6 +208,7 @@ def _train(plan: _Plan, engine: Any, *, stop: StopSignals, console: Console) -> 
         engine.wait_for_checkpoint()
     summary = _summary(plan, engine, loop=loop, reporter=reporter, seconds=seconds)
     plan.folder.write_summary(summary.as_dict())
+    _record(plan, reporter=reporter, summary=summary)
     for line in ("", *summary_lines(summary)):
         _say(console, line)
     return summary
@@ -307,6 +311,26 @@ def _summary(
         output=str(plan.folder.path),
         model=str(plan.folder.model),
     )
+
+
+def _record(plan: _Plan, *, reporter: RunReporter, summary: Summary) -> None:
+    """Write what the planner can learn from."""
+    options = plan.options
+    again = options.gradient_checkpointing is GradientCheckpointing.ON
+    record = run_record(
+        plan.source.config.to_dict(),
+        config=plan.config,
+        device=plan.device,
+        sequence=sequence_length(options, context=plan.source.context),
+        recompute=Recompute.BLOCKS if again else Recompute.NONE,
+        took=Took(
+            seconds=reporter.recent_seconds,
+            tiers=summary.bytes_by_tier,
+            peak=summary.device_peak_bytes,
+        ),
+    )
+    if record is not None:
+        plan.folder.write_record(RUN_RECORD, record.as_json())
 
 
 def _tensorboard(plan: _Plan) -> Path:

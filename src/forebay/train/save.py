@@ -153,6 +153,10 @@ class RunFolder:
         """Write how the run ended."""
         self._write(_SUMMARY, json.dumps(summary, indent=2) + "\n")
 
+    def write_record(self, name: str, text: str) -> None:
+        """Write a record of the run beside its summary."""
+        self._write(name, text)
+
     def require_room(self, nbytes: int) -> None:
         """Refuse a disk that cannot take the model, before hours are spent on it.
 

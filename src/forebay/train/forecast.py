@@ -1,0 +1,104 @@
+"""The planner's record of a run: what it predicts and what the run took, beside each other."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from forebay.accelerators.select import device_name
+from forebay.errors import ConfigError
+from forebay.hardware.profile import Machine, load_profile
+from forebay.plan.model_config import shape_of
+from forebay.plan.run_record import Measured, RunRecord
+from forebay.plan.setup import Home, Setup
+from forebay.plan.workload import Precision, Recompute, Workload
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+    from forebay.config.resolved import ResolvedConfig
+
+__all__ = ["Took", "run_record"]
+
+# The first updates warm up: compilation, caches, page faults.
+_WARM_UP = 2
+_PRECISIONS = {
+    "float32": Precision.FP32,
+    "bfloat16": Precision.BF16,
+    "float16": Precision.FP16,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Took:
+    """What a run took.
+
+    Attributes:
+        seconds: Of its last updates, in order.
+        tiers: Bytes placed by tier and role.
+        peak: Torch's peak on the device; None on the CPU.
+    """
+
+    seconds: Sequence[float]
+    tiers: dict[str, dict[str, int]]
+    peak: int | None
+
+
+def run_record(
+    model: dict[str, Any],
+    *,
+    config: ResolvedConfig,
+    device: torch.device,
+    sequence: int,
+    recompute: Recompute,
+    took: Took,
+) -> RunRecord | None:
+    """The record; None where the model's family is not known or the run was too short.
+
+    Args:
+        model: The model's configuration.
+        config: The run's.
+        device: Where it computed.
+        sequence: Tokens of a row.
+        recompute: Whether blocks were computed again.
+        took: What it took.
+    """
+    steady = took.seconds[_WARM_UP:]
+    try:
+        shape = shape_of(model, source="the model")
+    except ConfigError:
+        return None
+    if not steady:
+        return None
+    setup = Setup(
+        stage=config.zero.stage,
+        optimizer=Home(config.zero.optimizer_tier),
+        weights=Home.DEVICE,
+        workload=Workload(
+            micro_batch=config.batch.micro_batch_size,
+            accumulation=config.batch.accumulation_steps,
+            sequence=sequence,
+            precision=_PRECISIONS[config.precision.dtype],
+            recompute=recompute,
+        ),
+    )
+    machine = device_name(device)
+    record = RunRecord(
+        machine=Machine.read(machine),
+        shape=shape,
+        setup=setup,
+        measured=Measured(
+            seconds=statistics.median(steady),
+            steps=len(steady),
+            host_bytes=sum(took.tiers.get("host", {}).values()),
+            device_bytes=sum(took.tiers.get("device", {}).values()),
+            device_peak_bytes=took.peak,
+        ),
+    )
+    if config.profile is None:
+        return record
+    profile = load_profile(config.profile, device=machine)
+    return replace(record, predicted_seconds=record.predict(profile))

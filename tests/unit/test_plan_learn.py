@@ -1,0 +1,128 @@
+"""Corrections of a profile from runs, and the record that a run writes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from forebay.cli.main import main
+from forebay.errors import ConfigError
+from forebay.hardware.catalog import CATALOG
+from forebay.hardware.profile import read_profile
+from forebay.plan.learn import learn
+from forebay.plan.model_config import shape_of
+from forebay.plan.run_record import RUN_RECORD, Measured, RunRecord, read_record
+from forebay.plan.setup import Home, Setup
+from forebay.plan.workload import Workload
+from plan_cases import LLAMA_3B, LLAMA_8B
+
+_PROFILE = CATALOG["h200"]
+
+
+def _run(factor, *, optimizer=Home.DEVICE, config=LLAMA_3B, tokens=2048, profile=_PROFILE):
+    """A run that took `factor` times what the profile says."""
+    setup = Setup(
+        stage=2,
+        optimizer=optimizer,
+        weights=Home.DEVICE,
+        workload=Workload(micro_batch=8, sequence=tokens),
+    )
+    run = RunRecord(
+        machine=profile.machine,
+        shape=shape_of(config, source="config"),
+        setup=setup,
+        measured=Measured(seconds=1.0, steps=5, host_bytes=0, device_bytes=0),
+    )
+    measured = replace(run.measured, seconds=factor * run.predict(profile))
+    return replace(run, measured=measured)
+
+
+@pytest.mark.parametrize("factor", [0.5, 0.9, 1.0, 1.3, 4.0])
+@pytest.mark.parametrize("optimizer", [Home.DEVICE, Home.HOST])
+def test_what_was_learnt_predicts_the_run(factor, optimizer):
+    run = _run(factor, optimizer=optimizer)
+    corrected, (lesson,) = learn(_PROFILE, [run])
+    assert run.predict(corrected) == pytest.approx(run.measured.seconds, rel=1e-3)
+    assert lesson.measured / lesson.predicted == pytest.approx(factor, rel=1e-6)
+    assert corrected.corrections.runs == 1
+
+
+def test_a_run_teaches_what_bounds_it():
+    """8 tokens a row leave computation nothing to do: the host's update is what is slow."""
+    compute = learn(_PROFILE, [_run(1.5)])[0].corrections
+    assert compute.compute > 1.4
+    assert compute.host_update == 1.0
+    slow = _run(1.5, optimizer=Home.HOST, config=LLAMA_8B, tokens=8)
+    host = learn(_PROFILE, [slow])[0].corrections
+    assert host.compute == 1.0
+    assert host.host_update > 1.2
+
+
+def test_learning_twice_changes_nothing_more():
+    run = _run(1.4)
+    once, _ = learn(_PROFILE, [run])
+    twice, (lesson,) = learn(once, [run])
+    assert lesson.factor == pytest.approx(1.0, rel=1e-3)
+    assert twice.corrections.compute == pytest.approx(once.corrections.compute, rel=1e-3)
+    assert twice.corrections.runs == 2
+
+
+def test_several_runs_meet_in_the_middle():
+    corrected, lessons = learn(_PROFILE, [_run(1.0), _run(4.0)])
+    assert len(lessons) == 2
+    assert 1.5 < corrected.corrections.compute < 2.5
+
+
+@pytest.mark.parametrize("optimizer", [Home.DEVICE, Home.HOST])
+def test_a_record_comes_back(tmp_path, optimizer):
+    run = replace(_run(1.1, optimizer=optimizer), predicted_seconds=0.5)
+    (tmp_path / RUN_RECORD).write_text(run.as_json())
+    assert read_record(tmp_path) == run
+    assert json.loads(run.as_json())["predicted"]["host_bytes"] >= 0
+
+
+def test_runs_of_other_machines_are_refused():
+    run = replace(_run(1.0), machine=CATALOG["4090"].machine)
+    with pytest.raises(ConfigError, match="another machine: cpu '2 x Intel"):
+        learn(_PROFILE, [run])
+    with pytest.raises(ConfigError, match=r"30 times as much; it must be between 0\.05 and 20"):
+        learn(_PROFILE, [_run(30.0)])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"version": 9}, "record of version 9, and this forebay reads version 1"),
+        ({"measured": {"seconds": 1.0}}, "is no run's record"),
+        ({"machine": 3}, "is no run's record"),
+    ],
+    ids=str,
+)
+def test_wrong_records_are_refused(tmp_path, change, words):
+    data = json.loads(_run(1.0).as_json()) | change
+    (tmp_path / RUN_RECORD).write_text(json.dumps(data))
+    with pytest.raises(ConfigError, match=words):
+        read_record(tmp_path)
+
+
+def test_absurd_seconds_are_refused(tmp_path):
+    data = json.loads(_run(1.0).as_json())
+    data["measured"]["seconds"] = -1.0
+    (tmp_path / RUN_RECORD).write_text(json.dumps(data))
+    with pytest.raises(ConfigError, match=r"seconds is -1.0; it must be between 0 and"):
+        read_record(tmp_path)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_record(tmp_path / "none")
+
+
+def test_the_command_corrects_the_profile(tmp_path, capsys):
+    profile, run = tmp_path / "machine.json", _run(1.25)
+    profile.write_text(_PROFILE.as_json())
+    (tmp_path / RUN_RECORD).write_text(run.as_json())
+    assert main(["plan", "--learn", str(tmp_path), "--profile", str(profile)]) == 0
+    assert "computation takes 1.2" in capsys.readouterr().out
+    assert run.predict(read_profile(profile)) == pytest.approx(run.measured.seconds, rel=1e-3)
+    assert main(["plan", "--learn", str(tmp_path)]) == 2
+    assert "--learn corrects a profile" in capsys.readouterr().err
