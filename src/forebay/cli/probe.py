@@ -21,6 +21,10 @@ _Report = Annotated[
 _Quick = Annotated[
     bool, typer.Option("--quick", help="Seconds instead of a minute; figures are rougher.")
 ]
+_Drive = Annotated[
+    Path | None,
+    typer.Option(help="Folder on a local drive for state; measured too.", file_okay=False),
+]
 _Json = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
 
 
@@ -30,23 +34,28 @@ def probe(
     device: _Device = "auto",
     report: _Report = False,
     quick: _Quick = False,
+    drive: _Drive = None,
     as_json: _Json = False,
 ) -> int:
     """Measure this machine for the planner, or report what works on it.
 
-    Name the profile in the configuration as "forebay": {"profile": FILE}.
+    Under torchrun it measures between ranks too. Name the profile in the configuration as
+    "forebay": {"profile": FILE}.
     """
     if report:
         _report(as_json=as_json)
         return 0
-    from forebay.probe.measuring import Effort, measure
+    from forebay.probe.measuring import Effort, measure_all
 
     effort = Effort(elements=4 << 20, link_bytes=64 << 20, repeats=3) if quick else Effort()
-    profile = measure(
+    profile = measure_all(
         None if device == "auto" else device,
         effort=effort,
+        drive=drive,
         progress=lambda text: typer.echo(f"measuring: {text}", err=True),
     )
+    if profile is None:
+        return 0
     if output is None:
         typer.echo(profile.as_json(), nl=False)
     else:

@@ -16,7 +16,9 @@ from forebay import native
 from forebay.accelerators.select import accelerator_for, default_device, device_name
 from forebay.errors import ForebayError
 from forebay.hardware.affinity import Topology
+from forebay.hardware.cgroup import cpu_quota
 from forebay.hardware.limits import HostLimit, host_ceiling, locked_memory_limit
+from forebay.probe.drives import drive_kind
 from forebay.units_of_measure import format_bytes
 
 if TYPE_CHECKING:
@@ -71,6 +73,10 @@ def report(*, sys: Path = Path("/sys"), proc: Path = Path("/proc")) -> list[Find
         *_host(sys, proc),
         _huge_pages(sys),
         _cores(sys, proc),
+        _numa(sys, proc),
+        _processor_time(sys, proc),
+        _drive(sys, proc),
+        _direct_storage(proc),
         Finding(
             part="io_uring",
             state=State.MISSING,
@@ -213,6 +219,69 @@ def _cores(sys: Path, proc: Path) -> Finding:
         state=State.LIMITED if few else State.WORKS,
         detail=f"{share.summary}; {nodes} NUMA node{'s' if nodes > 1 else ''}",
         remedy="give the process more cores: updates on the host scale with them" if few else "",
+    )
+
+
+def _numa(sys: Path, proc: Path) -> Finding:
+    nodes = len({core.node for core in Topology.read(sys, proc=proc).cores})
+    if nodes == 1:
+        return Finding(part="NUMA", state=State.WORKS, detail="one node: all memory is near")
+    return Finding(
+        part="NUMA",
+        state=State.LIMITED,
+        detail=f"{nodes} nodes: memory of another node is slower, and one rank spans all of them",
+        remedy=f"start {nodes} ranks or a multiple, one for each device, so that each keeps to one",
+    )
+
+
+def _processor_time(sys: Path, proc: Path) -> Finding:
+    quota = cpu_quota(sys / "fs" / "cgroup", proc=proc)
+    if quota is None:
+        return Finding(part="processor time", state=State.WORKS, detail="not limited by a group")
+    return Finding(
+        part="processor time",
+        state=State.LIMITED,
+        detail=f"a control group allows {quota:g} processors' worth; threads are not pinned",
+        remedy="raise the container's or job's processor limit, or ask for whole cores",
+    )
+
+
+def _drive(sys: Path, proc: Path) -> Finding:
+    here = Path.cwd()
+    kind = drive_kind(here, sys=sys, proc=proc)
+    if kind.problem:
+        return Finding(
+            part="drive",
+            state=State.LIMITED,
+            detail=f"{here} lies on {kind.file_system}: {kind.problem}",
+            remedy="name a folder on a local NVMe drive as nvme_path, and measure it with "
+            "forebay probe --drive FOLDER",
+        )
+    return Finding(
+        part="drive",
+        state=State.WORKS,
+        detail=f"{here} lies on {kind.file_system}; measure it with forebay probe --drive FOLDER",
+    )
+
+
+def _direct_storage(proc: Path) -> Finding:
+    """GPUDirect Storage wants the driver nvidia-fs and the library behind KvikIO."""
+    driver = (proc / "driver" / "nvidia-fs" / "stats").exists()
+    library = importlib.util.find_spec("kvikio") is not None
+    if driver and library:
+        return Finding(
+            part="GPUDirect Storage", state=State.WORKS, detail="driver and KvikIO found"
+        )
+    lacking = [
+        name
+        for name, there in (("the driver nvidia-fs", driver), ("the package kvikio", library))
+        if not there
+    ]
+    return Finding(
+        part="GPUDirect Storage",
+        state=State.MISSING,
+        detail=f"{' and '.join(lacking)} not found; drives are reached through host memory",
+        remedy="install NVIDIA's nvidia-fs driver and pip install kvikio, where a drive allows it",
     )
 
 

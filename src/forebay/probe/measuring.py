@@ -6,9 +6,10 @@ meanwhile; what else runs is measured with it.
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,6 +21,8 @@ from forebay.hardware.affinity import Topology
 from forebay.hardware.limits import host_ceiling, memory_total_bytes
 from forebay.hardware.profile import LinkRates, Machine, Node, Profile, ThreadRate
 from forebay.probe.device import device_copy, launch_seconds, matrix_rates
+from forebay.probe.drives import measure_drive
+from forebay.probe.ranks import is_rank, join_ranks, measure_ranks
 from forebay.probe.workload import (
     LinkEnds,
     PartState,
@@ -32,11 +35,12 @@ from forebay.tiers.page_locking import PageLocking
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from forebay.accelerators.base import Accelerator
     from forebay.hardware.affinity import CoreShare
 
-__all__ = ["Effort", "measure", "thread_counts"]
+__all__ = ["Effort", "measure", "measure_all", "thread_counts"]
 
 # Dozens of rounds on any machine, and long enough to pass over a neighbour's moment.
 _TOGETHER_SECONDS = 1.0
@@ -105,6 +109,49 @@ def measure(
         launch_seconds=launch_seconds(accelerator),
         node=this_node(accelerator),
     )
+
+
+def measure_all(
+    device: torch.device | str | None = None,
+    *,
+    effort: Effort | None = None,
+    drive: Path | None = None,
+    progress: Callable[[str], None] = lambda _text: None,
+) -> Profile | None:
+    """Measure this machine, its drive, and under torchrun what ranks reach between each other.
+
+    Args:
+        device: The accelerator; None for the current one, of each rank its own.
+        effort: How much to measure.
+        drive: A folder on the drive that state may live on; None measures none.
+        progress: Told what is measured, as it begins.
+
+    Returns:
+        The profile; None in ranks other than the first.
+
+    Raises:
+        ConfigError: The drive cannot be measured.
+        UnsupportedError: The device is not there.
+    """
+    network = None
+    if is_rank():
+        local = int(os.environ.get("LOCAL_RANK", "0"))
+        if device is None and torch.cuda.is_available():
+            device = torch.device("cuda", local)
+            torch.cuda.set_device(device)
+        where = accelerator_for(device).device
+        rank = join_ranks(where)
+        if rank == 0:
+            progress("all-gathers between ranks")
+        network = measure_ranks(where)
+        if rank:
+            return None
+    drives = None
+    if drive is not None:
+        progress(f"reading and writing in {drive}")
+        drives = measure_drive(drive)
+    profile = measure(device, effort=effort, progress=progress)
+    return replace(profile, network=network, drives=drives)
 
 
 def this_node(accelerator: Accelerator) -> Node:

@@ -1,0 +1,128 @@
+"""What a probe finds of drives, ranks and the places where a machine limits a process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from forebay.accelerators.select import accelerator_for
+from forebay.cli.main import main
+from forebay.errors import ConfigError
+from forebay.hardware.profile import read_profile
+from forebay.probe import drives
+from forebay.probe.device import device_copy, launch_seconds, matrix_rates
+from forebay.probe.drives import drive_kind, measure_drive
+from forebay.probe.environment import State, report
+
+
+def test_a_drive_is_written_and_read_and_left_as_it_was(tmp_path):
+    found = measure_drive(tmp_path, nbytes=24 << 20)
+    assert found.read > 1e6
+    assert found.write > 1e6
+    assert found.count == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_drives_that_cannot_be_measured(tmp_path, monkeypatch):
+    with pytest.raises(ConfigError, match="is no folder"):
+        measure_drive(tmp_path / "none")
+    with pytest.raises(ConfigError, match=r"has .* free, and measuring takes 64.0 PiB"):
+        measure_drive(tmp_path, nbytes=1 << 56)
+
+    def full(_handle, _buffer, _offset):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(drives.os, "pwrite", full)
+    with pytest.raises(ConfigError, match="cannot be measured: No space left"):
+        measure_drive(tmp_path, nbytes=8 << 20)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "rotational", "problem"),
+    [("ext4", "0", ""), ("nfs4", "0", "network"), ("tmpfs", "0", "memory"), ("xfs", "1", "spin")],
+)
+def test_what_lies_under_a_folder(tmp_path, kind, rotational, problem):
+    folder = tmp_path / "state"
+    queue = tmp_path / "sys" / "dev" / "block" / "8:1" / "queue"
+    mounts = tmp_path / "proc" / "self" / "mountinfo"
+    for path in (folder, queue, mounts.parent):
+        path.mkdir(parents=True)
+    (queue / "rotational").write_text(f"{rotational}\n")
+    mounts.write_text(
+        "21 1 8:2 / / rw - ext4 /dev/a rw\n"
+        f"22 21 8:1 / {folder.resolve()} rw shared:1 - {kind} /dev/b rw\n"
+        "short line\n"
+    )
+    found = drive_kind(folder, proc=tmp_path / "proc", sys=tmp_path / "sys")
+    assert found.file_system == kind
+    assert problem in found.problem
+    assert bool(found.problem) is bool(problem)
+
+
+def test_a_report_names_limits_and_their_remedies(tmp_path):
+    system, proc = tmp_path / "sys", tmp_path / "proc"
+    group = system / "fs" / "cgroup"
+    group.mkdir(parents=True)
+    (group / "cpu.max").write_text("150000 100000\n")
+    (proc / "self").mkdir(parents=True)
+    (proc / "self" / "cgroup").write_text("0::/\n")
+    for node in range(2):
+        folder = system / "devices" / "system" / "node" / f"node{node}"
+        folder.mkdir(parents=True)
+        cpus = sorted(os.sched_getaffinity(0))
+        (folder / "cpulist").write_text(f"{cpus[node] if node < len(cpus) else 99}\n")
+    found = {one.part: one for one in report(sys=system, proc=proc)}
+    assert found["processor time"].state is State.LIMITED
+    assert "1.5 processors" in found["processor time"].detail
+    assert found["GPUDirect Storage"].state is State.MISSING
+    assert "nvidia-fs" in found["GPUDirect Storage"].detail
+    for part in ("processor time", "GPUDirect Storage", "NUMA", "drive"):
+        assert found[part].remedy or found[part].state is State.WORKS
+    if len(os.sched_getaffinity(0)) > 1:
+        assert "2 nodes" in found["NUMA"].detail
+
+
+def test_the_device_is_measured():
+    accelerator = accelerator_for(torch.device("cpu"))
+    rates = matrix_rates(accelerator)
+    assert {rate.dtype for rate in rates} == {"float32", "bfloat16"}
+    assert all(rate.flops > 1e6 for rate in rates)
+    assert device_copy(accelerator) > 1e7
+    assert 1e-8 < launch_seconds(accelerator) < 1
+
+
+@pytest.mark.slow
+def test_ranks_measure_between_each_other(tmp_path):
+    """Two processes under torchrun: one profile, with what they reach."""
+    path = tmp_path / "profile.json"
+    source = Path(__file__).parents[2] / "src"
+    run = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone",
+         "-m", "forebay", "probe", "--device", "cpu", "--quick", "--output", str(path)],
+        env={**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr[-2000:]
+    network = read_profile(path).network
+    assert network.inside > 1e6
+    assert network.across is None
+    assert run.stderr.count("all-gathers between ranks") == 1
+
+
+def test_the_command_measures_a_drive(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(drives, "_FILE_BYTES", 8 << 20)
+    assert main(["probe", "--device", "cpu", "--drive", str(tmp_path / "none")]) == 2
+    assert "is no folder" in capsys.readouterr().err
+    assert main(["probe", "--report", "--json"]) == 0
+    parts = {row["part"] for row in json.loads(capsys.readouterr().out)}
+    assert {"NUMA", "GPUDirect Storage", "drive", "processor time", "memlock"} <= parts
