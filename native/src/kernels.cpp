@@ -15,9 +15,11 @@ std::vector<const KernelTable*> runnable_tables() {
 #if defined(__x86_64__)
     __builtin_cpu_init();
     const bool avx2 = __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("f16c") != 0;
-    if (avx2 && __builtin_cpu_supports("avx512f") != 0 && __builtin_cpu_supports("avx512bw") != 0 &&
-        __builtin_cpu_supports("avx512dq") != 0 && __builtin_cpu_supports("avx512vl") != 0) {
-        tables.push_back(&avx512_kernels());
+    if (avx2 && __builtin_cpu_supports("fma") != 0 && __builtin_cpu_supports("avx512f") != 0 &&
+        __builtin_cpu_supports("avx512bw") != 0 && __builtin_cpu_supports("avx512dq") != 0 &&
+        __builtin_cpu_supports("avx512vl") != 0) {
+        const bool intel = __builtin_cpu_is("intel") != 0;
+        tables.push_back(&avx512_kernels(intel ? Divider::slow : Divider::quick));
     }
     if (avx2) {
         tables.push_back(&avx2_kernels());

@@ -10,7 +10,9 @@
 
 #define FOREBAY_LEVEL "avx2"
 #define FOREBAY_F16C 1
-#define FOREBAY_NARROWS 0
+#define FOREBAY_LANES 8
+#define FOREBAY_SQRT _mm256_sqrt_ps
+#define FOREBAY_FUSES 0
 
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx2,f16c"))), apply_to = function)

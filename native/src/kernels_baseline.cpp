@@ -1,5 +1,9 @@
 // The kernels of level "baseline"; the loops themselves are in kernels_body.inc.
 
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
+
 #include <cstddef>
 #include <cstdint>
 
@@ -7,7 +11,13 @@
 
 #define FOREBAY_LEVEL "baseline"
 #define FOREBAY_F16C 0
-#define FOREBAY_NARROWS 0
+#define FOREBAY_FUSES 0
+#if defined(__x86_64__)
+#define FOREBAY_LANES 4
+#define FOREBAY_SQRT _mm_sqrt_ps
+#else
+#define FOREBAY_LANES 0
+#endif
 
 namespace forebay {
 

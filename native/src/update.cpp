@@ -299,6 +299,11 @@ void UpdatePass::run_whole(const KernelTable& table, const UpdateRun& run) const
     const std::size_t grad_item = item_bytes(part_.grad_dtype);
     const std::size_t out_item = item_bytes(part_.out_dtype);
     const std::size_t total = run.end - run.begin;
+    if (part_.grad_dtype == DType::float32 && to == nullptr) {
+        table.adam(hyper, request_.scale, reinterpret_cast<const float*>(from), master, average,
+                   average_sq, total);
+        return;
+    }
     for (std::size_t start = 0; start < total; start += kTile) {
         const std::size_t count = std::min(kTile, total - start);
         const float* tile = gradient;

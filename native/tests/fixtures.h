@@ -24,6 +24,13 @@ inline std::vector<const KernelTable*> all_levels() {
             // This processor cannot run that level.
         }
     }
+#if defined(__x86_64__)
+    if (tables.back()->level == "avx512") {
+        // The choice between these is the processor's make.
+        tables.back() = &avx512_kernels(Divider::quick);
+        tables.push_back(&avx512_kernels(Divider::slow));
+    }
+#endif
     return tables;
 }
 

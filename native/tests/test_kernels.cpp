@@ -1,5 +1,8 @@
 // Every level against scalar arithmetic written down once more, and against each other.
 #include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
 #include <stdexcept>
 
 #include "check.h"
@@ -60,6 +63,94 @@ TEST(adam_is_its_definition) {
             }
         }
     }
+}
+
+// The odd x whose product with `odd` is 1 modulo 2^32.
+std::uint32_t inverse_of(std::uint32_t odd) {
+    std::uint32_t inverse = odd;
+    for (int i = 0; i < 5; ++i) {
+        inverse *= 2U - odd * inverse;  // each round doubles the bits that are right
+    }
+    return inverse;
+}
+
+// Square roots whose quotient by `divisor` lies as near to the middle between two numbers as any:
+// with the divisor's 24 bits B, X = (N * B + r) / 2^s for an odd N of 25 bits and a small r.
+std::vector<float> hard_roots(float divisor) {
+    int exponent = 0;
+    const auto bits = static_cast<std::uint32_t>(std::ldexp(std::frexp(divisor, &exponent), 24));
+    std::vector<float> roots;
+    if (bits % 2 == 0) {
+        return roots;
+    }
+    for (const int s : {24, 25}) {
+        const std::uint64_t modulus = std::uint64_t{1} << s;
+        for (const std::int64_t r : {-5, -3, -1, 1, 3, 5}) {
+            const auto wanted = static_cast<std::uint64_t>(-r) * inverse_of(bits);
+            for (std::uint64_t n = wanted % modulus; n < (1U << 25); n += modulus) {
+                const std::uint64_t x = (n * bits + static_cast<std::uint64_t>(r)) >> s;
+                if (n >= (1U << 24) && x >= (1U << 23) && x < (1U << 24)) {
+                    roots.push_back(std::ldexp(static_cast<float>(x), -30));
+                }
+            }
+        }
+    }
+    return roots;
+}
+
+// What a level does instead of dividing by the bias correction must give the division's bits: for
+// v of any size, and for roots that are the hardest to divide.
+TEST(every_division_by_the_bias_correction_has_its_bits) {
+    constexpr std::size_t count = 4096;
+    std::mt19937 random(11);
+    std::uniform_real_distribution<float> one_to_two(1.0F, 2.0F);
+    std::vector<float> divisors = {1.0F, 0.5F, 0.99999994F, 0.50000006F, 1e-12F, 1e12F};
+    for (int step = 1; step < 3000; step += step / 2 + 1) {
+        for (const double beta2 : {0.95, 0.99, 0.999, 0.9999}) {
+            divisors.push_back(static_cast<float>(std::sqrt(1.0 - std::pow(beta2, step))));
+        }
+    }
+    for (int i = 0; i < 1000; ++i) {
+        divisors.push_back(one_to_two(random) / 2);
+    }
+    Hyper hyper = TestPart::hyper();
+    hyper.decay_mode = DecayMode::none;
+    hyper.beta2 = 1.0F;  // m and v stay as they are, and the weight becomes -m / quotient
+    hyper.one_minus_beta1 = 0.0F;
+    hyper.one_minus_beta2 = 0.0F;
+    hyper.eps = 0.0F;
+    hyper.step_size = 1.0F;
+    const std::vector<float> gradient(count, 0.0F);
+    std::vector<float> average(count);
+    std::vector<float> average_sq(count);
+    std::size_t hard_ones = 0;
+    for (const float divisor : divisors) {
+        const std::vector<float> hard = hard_roots(divisor);
+        hard_ones += hard.size();
+        hyper.bias_correction2_sqrt = divisor;
+        for (std::size_t i = 0; i < count; ++i) {
+            // Some quotients give the same weight as their neighbour does, but not for every m.
+            average[i] = one_to_two(random);
+            const auto bits = static_cast<std::uint32_t>(random()) % 0x7f800001U;
+            std::memcpy(&average_sq[i], &bits, sizeof bits);
+            if (!hard.empty() && i % 2 == 0) {
+                const float root = hard[i / 2 % hard.size()];
+                average_sq[i] = root * root;  // the square root of which is the root again
+            }
+        }
+        average_sq[1] = std::numeric_limits<float>::infinity();
+        average_sq[3] = 0.0F;
+        std::vector<float> first;
+        for (const KernelTable* table : all_levels()) {
+            std::vector<float> weight(count, 0.0F);
+            std::vector<float> m = average;
+            std::vector<float> v = average_sq;
+            table->adam(hyper, 1.0F, gradient.data(), weight.data(), m.data(), v.data(), count);
+            CHECK(first.empty() || same(weight, first));
+            first = weight;
+        }
+    }
+    CHECK(hard_ones > 1000);
 }
 
 TEST(conversions_agree_between_levels) {

@@ -45,7 +45,10 @@ const KernelTable& kernel_table(std::string_view forced);
 const KernelTable& baseline_kernels() noexcept;
 #if defined(__x86_64__)
 const KernelTable& avx2_kernels() noexcept;
-const KernelTable& avx512_kernels() noexcept;
+// Sixteen divisions take a core 16 cycles (slow) or half of that, while it makes 32 products a
+// cycle. Either table gives the same bits.
+enum class Divider { quick, slow };
+const KernelTable& avx512_kernels(Divider divider) noexcept;
 #endif
 
 // Table entry by element type; float32 copies.
