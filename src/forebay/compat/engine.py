@@ -306,7 +306,7 @@ class TrainingEngine:
 
     def gradient_clipping(self) -> float:
         """Bound on the global gradient norm; 0 does not clip."""
-        return self.core.clip_norm or 0.0
+        return self.core.terms.clip_norm or 0.0
 
     def get_global_grad_norm(self) -> float | None:
         """Norm of the last update's gradient before clipping; None before the first."""

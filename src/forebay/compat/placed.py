@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from forebay.config.resolved import Row, Source
+from forebay.plan.placement import UpdateTime
 from forebay.plan.share import describe_places, host_share
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["with_placement"]
 
 _RATIO: Final = "zero_optimization.offload_optimizer.ratio"
+_CHECK: Final = "bf16.check_grad_overflow"
 _CORES: Final = "zero_optimization.offload_optimizer.cpuadam_cores_perc"
 
 
@@ -25,8 +27,11 @@ def with_placement(config: ResolvedConfig, core: Engine) -> ResolvedConfig:
         config: The resolved configuration.
         core: The engine that was built from it.
     """
+    found: dict[str, tuple[str | None, str]]
     share = f"{host_share(core.placement):.3f}"
     found = {_RATIO: (share, describe_places(core.placement)), _CORES: (None, core.cores.summary)}
+    if core.placement.update_time is UpdateTime.GRADIENT:
+        found[_CHECK] = (None, "units update during backward, from the third window on")
     return replace(config, rows=tuple(_placed(row, found) for row in config.rows))
 
 

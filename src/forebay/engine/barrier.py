@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from forebay.engine.unit import Unit, WeightState
-from forebay.errors import EngineClosedError, RankError, TransferError
+from forebay.errors import EngineClosedError, GradientError, RankError, TransferError
 from forebay.links.observer import Moment
 
 if TYPE_CHECKING:
@@ -47,9 +47,11 @@ class Barrier:
     ) -> None:
         self._units = units
         self._lanes = lanes
-        self._nans = nans
+        self.nans = nans
         self._forget_visits = forget_visits
         self._closed: str | None = None
+        # From the first early update of a window to its step: some weights are old, some new.
+        self.held = False
 
     def refuse_closed(self, reason: str = "this call") -> None:
         """Raise EngineClosedError when the engine is closed."""
@@ -68,9 +70,11 @@ class Barrier:
         if unit.state is not WeightState.PENDING:
             return
         self.refuse_closed(f"unit {unit.name}")
+        if unit.updated:
+            self._refuse_held(f"weights of unit {unit.name}")
         try:
             with self._lanes.waiting(f"weights of {unit.name}"):
-                unit.make_ready(self._lanes.accelerator, self._nans)
+                unit.make_ready(self._lanes.accelerator, self.nans)
         except (TransferError, RankError) as error:
             self.fail(str(error))
             raise
@@ -100,6 +104,7 @@ class Barrier:
             TransferError: It fails now.
         """
         self.refuse_closed(reason)
+        self._refuse_held(reason)
         for unit in self._units:
             self.make_ready(unit)
         self._forget_visits()
@@ -112,6 +117,14 @@ class Barrier:
         self._lanes.mark(Moment.IDLE)
         self._lanes.reap()
 
+    def _refuse_held(self, reason: str) -> None:
+        """Raise GradientError between the first early update and the step that confirms it."""
+        if self.held:
+            raise GradientError(
+                f"{reason}: units were updated during backward, and step() was not called yet",
+                hint="call step() first, or set bf16.check_grad_overflow to true",
+            )
+
     def fail(self, reason: str) -> None:
         """Close after a failure; see [Note: after a failure]. The first reason stays."""
         if self._closed is not None:
@@ -119,7 +132,7 @@ class Barrier:
         self._closed = f"it failed during an update: {reason.splitlines()[0]}"
         self._lanes.close()
         for unit in self._units:
-            unit.poison(self._nans)
+            unit.poison(self.nans)
 
     def shut(self) -> bool:
         """Close for good, giving the parameters back; False when that was done before.
@@ -129,6 +142,8 @@ class Barrier:
         """
         if self._closed == _CLOSED:
             return False
+        if self.held:
+            self.fail("it was closed after updates during backward, before step()")
         try:
             if self._closed is None:
                 self.quiesce("close")

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
     from forebay.engine.departure import Departure
+    from forebay.engine.early import EarlyUpdates
     from forebay.engine.engine import Engine
     from forebay.engine.executor import Executor
     from forebay.engine.record import ParamRecord
@@ -88,6 +89,7 @@ class Collector:
         units: Every unit by index.
         executor: Carries out what a complete gradient starts.
         departure: Decides when it starts, and agrees with other ranks on it.
+        early: Updates units before the step, where that is legal.
         expected: Backwards per update as far as known.
 
     Attributes:
@@ -101,6 +103,7 @@ class Collector:
         *,
         executor: Executor,
         departure: Departure,
+        early: EarlyUpdates,
         program: Program,
         expected: int,
     ) -> None:
@@ -108,12 +111,14 @@ class Collector:
         self.records = [record for unit in units for record in unit.records]
         self._executor = executor
         self.departure = departure
+        self._early = early
         self.program = program
         self.window = Window(
             expected=expected,
             on_open=self._open_backward,
             on_begin=self._begin_backward,
             on_end=self._end_backward,
+            on_spoil=early.spoiled,
         )
         # Parameters whose p.grad the user had put there when the present backward began.
         self._foreign: set[int] = set()
@@ -140,6 +145,8 @@ class Collector:
         self.window.count()
         grad = param.grad
         assert grad is not None
+        if self.units[record.unit].departed:
+            self._early.disturb(self.units[record.unit])
         if grad is record.standin:
             addend = record.captured
             if addend is None:
@@ -241,6 +248,8 @@ class Collector:
         unit.departed = True
         is_last = self.window.is_last if last is None else last
         self.departure.complete(self.program, unit, last=is_last)
+        if is_last and last is None:
+            self._early.complete(self.program, unit)
 
     def _open_backward(self) -> None:
         self._executor.mark(Moment.BACKWARD_BEGIN)
@@ -271,6 +280,7 @@ class Collector:
             self.window.boundary = boundary
 
     def _begin_backward(self) -> None:
+        self._early.begin_backward(self.program, last=self.window.is_last)
         for unit in self.units:
             unit.departed = False
             for part in unit.parts:
@@ -308,6 +318,8 @@ class Collector:
 
     def _take_truth(self, record: ParamRecord) -> None:
         grad = record.param.grad
+        if record.state is GradientState.UPDATED and grad is not record.standin:
+            self._early.lost(record)
         if grad is None:
             if record.state is not GradientState.ABSENT:
                 record.discard()
@@ -336,23 +348,31 @@ class Collector:
 
     def present(self) -> list[ParamRecord]:
         """The parameters that have a gradient, in parameter order."""
-        return [
-            record
-            for record in self.records
-            if record.state in {GradientState.OPEN, GradientState.LANDED}
-        ]
+        return [record for record in self.records if record.state in _PRESENT]
 
     def zero_grad(self) -> None:
         """Discard everything and begin a new window."""
+        self._early.refuse_discard()
         for record in self.records:
             record.param.grad = None
             record.discard()
         self.new_window()
 
+    def end_window(self) -> None:
+        """The step used the window's gradients."""
+        self._early.end_window()
+        self.window.reset()
+
     def new_window(self) -> None:
         """Begin a new window with what every `p.grad` says now."""
+        self._early.refuse_discard()
+        self._early.forget_window()
         self.window.reset()
         for unit in self.units:
             unit.departed = False
         self.departure.discard()
         self._executor.discard()
+
+
+# In a tuple: membership in a set would hash the states.
+_PRESENT = (GradientState.OPEN, GradientState.LANDED, GradientState.UPDATED)

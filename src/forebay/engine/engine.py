@@ -26,6 +26,7 @@ from forebay.engine.build import (
     ring_maker,
 )
 from forebay.engine.collector import Collector
+from forebay.engine.early import EarlyUpdates
 from forebay.engine.executor import Executor
 from forebay.engine.files import connect_files
 from forebay.engine.hooks import HookActions, ModuleHooks
@@ -34,17 +35,14 @@ from forebay.engine.masters import refresh_master
 from forebay.engine.options import EngineOptions, Timing
 from forebay.engine.pool_room import with_pool
 from forebay.engine.ranks import connect_ranks
-from forebay.engine.refusals import refuse_mixed_directions, refuse_strangers, refuse_taken
+from forebay.engine.refusals import refuse_strangers, refuse_taken
 from forebay.engine.room import DeviceRoom
 from forebay.engine.step import StepOutcome, Stepper
 from forebay.engine.streamer import Streamer
 from forebay.engine.streaming import Streaming
+from forebay.engine.terms import UpdateTerms
 from forebay.engine.unit import NanSource
-from forebay.errors import (
-    ForebayError,
-    RankError,
-    TransferError,
-)
+from forebay.errors import ForebayError, RankError, TransferError
 from forebay.hardware.limits import SwapWatch
 from forebay.links.lanes import Lanes
 from forebay.links.observer import Moment
@@ -79,7 +77,7 @@ class Engine:
     Attributes:
         ledger: Every byte that forebay placed.
         page_locking: Locks what crosses the link, in the background; None where nothing is.
-        clip_norm: Bound on the global gradient norm; None does not clip.
+        terms: What the coming update is made with; its `clip_norm` may be set at any time.
         skipped_steps: Steps that changed nothing since a gradient was not finite.
 
     Raises:
@@ -98,17 +96,15 @@ class Engine:
         self.module = model
         self.options = options
         self.groups = groups
-        self.clip_norm = options.clip_norm
         self.skipped_steps = 0
         self._learned = LearnedSums()
         self.last_outcome: StepOutcome | None = None
         self._swap = SwapWatch()
-        for group in groups:
-            rule.validate(group)
-        refuse_mixed_directions(groups)
+        self.terms = UpdateTerms(groups, rule=rule, clip_norm=options.clip_norm)
+        self.terms.validate()
         inspected = self._plan(model)
         self._allocate(inspected)
-        self._connect(rule)
+        self._connect()
         # Native lanes must stop before the memory that they copy is collected.
         weakref.finalize(self, self.lanes.close)
         weakref.finalize(self, self.ranks.close)
@@ -142,12 +138,9 @@ class Engine:
         self.accelerator = accelerator_for(options.device)
         device = self.accelerator.device
         is_cpu = device.type == "cpu"
+        placed = place(inspected.spec, options=options, device=device)
         self.placement = with_pool(
-            place(inspected.spec, options=options, device=device),
-            root=model,
-            model=inspected,
-            options=options,
-            is_cpu=is_cpu,
+            placed, root=model, model=inspected, options=options, is_cpu=is_cpu
         )
         refuse_what_does_not_fit(self.placement, options=options, cpu=is_cpu)
         return inspected
@@ -173,7 +166,7 @@ class Engine:
             fault=options.fault,
         )
 
-    def _connect(self, rule: AdamRule) -> None:
+    def _connect(self) -> None:
         """Make what works on that memory."""
         options, device = self.options, self.accelerator.device
         self.lanes.observer = options.observe(device)
@@ -211,10 +204,14 @@ class Engine:
             options=options,
             on_order=self._follow,
         )
+        self._early = EarlyUpdates(
+            self.units, terms=self.terms, executor=self._executor, barrier=self._barrier
+        )
         self.collector = Collector(
             self.units,
             executor=self._executor,
             departure=self.ranks.departure,
+            early=self._early,
             program=build_program(self.placement, order=self._order),
             expected=self.placement.backwards_per_update,
         )
@@ -222,7 +219,7 @@ class Engine:
         self._stepper = Stepper(
             self.collector,
             executor=self._executor,
-            rule=rule,
+            terms=self.terms,
             options=options,
             make_ready=self._barrier.make_ready,
             nans=self._nans,
@@ -261,11 +258,13 @@ class Engine:
             EngineClosedError: The engine is closed.
             TransferError: A transfer failed; the engine is closed.
         """
+        self.collector.window.bury_dead()
         self._barrier.refuse_closed("step()")
         self.lanes.mark(Moment.STEP_BEGIN)
         self._hooks.learn()
         refuse_strangers(self.groups, known=self._by_param)
         self.streaming.take_over()
+        self._early.check(divisor=divisor)
         self.ranks.departure.ran(self._hooks.order)
         outcome = self._update_or_skip(divisor)
         self._room.observe()
@@ -296,7 +295,7 @@ class Engine:
         """Run the stepper; a failure inside the lanes, or in the middle of an update, closes."""
         try:
             self.lanes.raise_failures()
-            return self._stepper.run(self.groups, clip_norm=self.clip_norm, divisor=divisor)
+            return self._stepper.run(divisor=divisor)
         except (TransferError, RankError) as error:
             self._barrier.fail(str(error))
             raise

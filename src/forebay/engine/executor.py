@@ -12,7 +12,7 @@ from forebay.engine.gradients import GradientPath, before_update
 from forebay.links.observer import Moment
 from forebay.optim.flat_state import FlatState, native_hypers, native_part
 from forebay.plan.placement import MasterLayout, UpdatePlace
-from forebay.plan.program import Lane, OpKind, Trigger, TriggerKind, Turn
+from forebay.plan.program import UPDATING, Lane, OpKind, Trigger, TriggerKind, Turn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -23,30 +23,18 @@ if TYPE_CHECKING:
     from forebay.engine.shared_gradients import SharedGradients
     from forebay.engine.spool import Spool
     from forebay.engine.streamer import StagedPart, Streamer
+    from forebay.engine.terms import UpdateOrder
     from forebay.engine.unit import Unit
     from forebay.links.lanes import Lanes
     from forebay.optim.device_math import DeviceMath
-    from forebay.optim.rule import Hyper
     from forebay.plan.program import Op, Program
 
     Spread = Callable[[Unit, Sequence[ParamRecord], Sequence[Any]], None]
 
-__all__ = ["Executor", "UpdateOrder"]
+__all__ = ["Executor"]
 
-
-class UpdateOrder:
-    """What one step tells the executor: hyperparameters and the one scale.
-
-    Attributes:
-        hypers: Distinct captured hyperparameters.
-        hyper_of: For each present parameter's index, its place in `hypers`.
-        scale: What gradients are multiplied by, float32.
-    """
-
-    def __init__(self, hypers: Sequence[Hyper], hyper_of: dict[int, int], scale: float) -> None:
-        self.hypers = tuple(hypers)
-        self.hyper_of = hyper_of
-        self.scale = scale
+# Operations that a gradient may start and that others see to: updates, and sums over ranks.
+_ELSEWHERE = UPDATING | {OpKind.REDUCE}
 
 
 class Executor:
@@ -113,10 +101,9 @@ class Executor:
 
     def gradient_complete(self, program: Program, unit: Unit, *, last: bool) -> None:
         """Run what a unit's complete gradient starts; sums over ranks have been made already."""
+        turns = (Turn.EVERY, Turn.LAST if last else Turn.EARLIER)
         for op in program.at(Trigger(TriggerKind.GRADIENT, unit.index)):
-            if op.kind is not OpKind.REDUCE and op.turn is not (
-                Turn.EARLIER if last else Turn.LAST
-            ):
+            if op.kind not in _ELSEWHERE and op.turn in turns:
                 self._run(op, unit)
         self.gradients.catch_up()
         self.traffic[Lane.UP] += self._streamer.pump()
@@ -134,12 +121,15 @@ class Executor:
         self.traffic[Lane.UP] += self._streamer.pump()
 
     def update_all(self, program: Program, order: UpdateOrder) -> None:
-        """Run the updates of a step, in the program's order, those on the host first."""
+        """Run the updates of a step, in the program's order, those on the host first.
+
+        Of units that were updated early, new weights on the host go up now.
+        """
         self._order = order
         started = [
             (op, self.units[op.unit])
-            for op in program.at(Trigger(TriggerKind.STEP))
-            if op.unit is not None
+            for op in program.updates
+            if op.unit is not None and not self._is_done(op)
         ]
         on_device = {unit.index for _, unit in started if unit.updates_on_device}
         gathers = [(op, unit) for op, unit in started if op.kind is OpKind.GATHER]
@@ -153,6 +143,23 @@ class Executor:
         self._updates.clear()
         self._order = None
 
+    def update_early(self, program: Program, unit: Unit, order: UpdateOrder) -> None:
+        """Update one unit now; weights that the host makes new go up in `update_all`."""
+        self.gradients.catch_up()
+        self._order = order
+        visits = unit.staging is not None
+        for op in program.at(Trigger(TriggerKind.GRADIENT, unit.index)):
+            if op.kind is OpKind.UPDATE or (op.kind is OpKind.WRITE_BACK and visits):
+                self._run(op, unit)
+        self._order = None
+
+    def _is_done(self, op: Op) -> bool:
+        """Whether an early update did an operation already."""
+        assert op.unit is not None
+        if not self.units[op.unit].updated:
+            return False
+        return op.kind is OpKind.UPDATE or not self._updates.get(op.unit)
+
     def drop_staged(self) -> None:
         """The step was skipped: what came up goes nowhere."""
         self._streamer.drop()
@@ -160,6 +167,7 @@ class Executor:
     def discard(self) -> None:
         """The window was discarded: let go of what its gradients had started."""
         self.gradients.discard()
+        self._updates.clear()
         self._streamer.drop()
         self.lanes.reap()
 

@@ -114,7 +114,7 @@ class OffloadedOptimizer(torch.optim.Optimizer):
         """Clip from the next step on by the global norm, which is `last_grad_norm` after it."""
         if not max_norm > 0:
             raise ConfigError(f"max_norm is {max_norm}; it must be positive")
-        self.engine.clip_norm = float(max_norm)
+        self.engine.terms.clip_norm = float(max_norm)
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
         """The loss times the loss scale; call backward on what this returns (fp16 models)."""

@@ -30,6 +30,8 @@ class GradientState(Enum):
     """On the device, and more addends may come."""
     LANDED = "landed"
     """On the host or on its way there; a further addend is added there."""
+    UPDATED = "updated"
+    """Used by an update that ran during backward; `step()` has still to confirm it."""
     CONSUMED = "consumed"
     """Used by an update (or skipped with it); only zero_grad may follow."""
 
@@ -37,9 +39,20 @@ class GradientState(Enum):
 # What may follow what; `ABSENT` may follow anything (p.grad = None discards).
 _NEXT = {
     GradientState.ABSENT: {GradientState.OPEN, GradientState.CONSUMED},
-    GradientState.OPEN: {GradientState.OPEN, GradientState.LANDED, GradientState.CONSUMED},
+    GradientState.OPEN: {
+        GradientState.OPEN,
+        GradientState.LANDED,
+        GradientState.UPDATED,
+        GradientState.CONSUMED,
+    },
     # a sum on the host comes back to the device with the state that is updated there
-    GradientState.LANDED: {GradientState.LANDED, GradientState.OPEN, GradientState.CONSUMED},
+    GradientState.LANDED: {
+        GradientState.LANDED,
+        GradientState.OPEN,
+        GradientState.UPDATED,
+        GradientState.CONSUMED,
+    },
+    GradientState.UPDATED: {GradientState.CONSUMED},
     GradientState.CONSUMED: {GradientState.CONSUMED},
 }
 
@@ -151,6 +164,7 @@ class ParamRecord:
     def zero(self) -> None:
         """The gradient is present with value 0."""
         self.refuse_given("set to zero")
+        self._refuse_if_updated()
         self._forget(GradientState.ABSENT)
         self.zeroed = True
         self.move(GradientState.OPEN)
@@ -178,6 +192,7 @@ class ParamRecord:
             GradientError: There is none any more.
             TransferError: Its way to the host failed.
         """
+        self._refuse_if_updated()
         if self.state in {GradientState.CONSUMED, GradientState.ABSENT}:
             raise GradientError(
                 f"p.grad of {self.label} is gone: the last step() used it",
@@ -254,6 +269,17 @@ class ParamRecord:
     def _new_standin(self) -> StandIn:
         # A proxy: the collector of garbage does not see what p.grad holds.
         return StandIn(self.part.stored(self.slot), weakref.proxy(self), device=self.part.device)
+
+    def _refuse_if_updated(self) -> None:
+        if self.state is GradientState.UPDATED:
+            raise GradientError(
+                f"p.grad of {self.label} is gone: its unit was updated during backward",
+                hint="set bf16.check_grad_overflow to true, and gradients stay until step()",
+            )
+
+    def use_early(self) -> None:
+        """An update that runs during backward uses the gradient."""
+        self._forget(GradientState.UPDATED)
 
     def consume(self) -> None:
         """The step used (or skipped) the gradient."""

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-__all__ = ["refuse_mixed_directions", "refuse_strangers", "refuse_taken"]
+__all__ = ["refuse_strangers", "refuse_taken"]
 
 
 def refuse_taken(params: Iterable[nn.Parameter]) -> None:
@@ -21,15 +21,6 @@ def refuse_taken(params: Iterable[nn.Parameter]) -> None:
         raise UnsupportedError(
             "a parameter of the model is trained by another engine that is still open",
             hint="close() that engine (or optimizer) first",
-        )
-
-
-def refuse_mixed_directions(groups: Sequence[dict[str, Any]]) -> None:
-    """Refuse groups that maximize beside groups that minimize."""
-    if len({bool(group.get("maximize")) for group in groups}) > 1:
-        raise UnsupportedError(
-            "some parameter groups have maximize=True and others not",
-            hint="negate the loss of one of them instead",
         )
 
 

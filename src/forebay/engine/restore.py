@@ -141,7 +141,7 @@ def _refuse_other_kind(tensor: torch.Tensor, entry: ParameterEntry) -> None:
 
 def _check_optimizer(engine: Engine, manifest: Manifest, found: Match, *, what: str) -> None:
     hint = "load_optimizer_states=False loads the weights alone"
-    rule = engine._stepper._rule
+    rule = engine.terms.rule
     if manifest.rule != rule.weight_decay.value:
         raise CheckpointError(
             f"{what} was trained with {manifest.rule} weight decay, this optimizer has "

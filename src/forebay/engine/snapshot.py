@@ -153,7 +153,7 @@ def take_snapshot(engine: Engine, run: RunState) -> Snapshot:
         files=(),
         parameters=(*(entries[index] for index in sorted(entries)), *others),
         groups=tuple(_plain_group(group) for group in engine.groups),
-        rule=engine._stepper._rule.weight_decay.value,
+        rule=engine.terms.rule.weight_decay.value,
         excludes_frozen=run.excludes_frozen,
         counters={**run.counters, "skipped_steps": engine.skipped_steps},
         loss_scale=engine.options.loss_scale.state_dict(),

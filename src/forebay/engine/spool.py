@@ -31,12 +31,12 @@ from forebay.tiers.ledger import Role
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from forebay.engine.executor import UpdateOrder
     from forebay.engine.file_state import FileState
     from forebay.engine.part import PartStorage
     from forebay.engine.publisher import Publisher
     from forebay.engine.record import ParamRecord
     from forebay.engine.state_memory import PartMemory
+    from forebay.engine.terms import UpdateOrder
     from forebay.engine.unit import Unit
     from forebay.links.host_nvme import FileLink
     from forebay.links.lanes import Lanes

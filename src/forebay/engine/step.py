@@ -13,13 +13,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from forebay.engine.executor import UpdateOrder
 from forebay.engine.masters import refresh_master
 from forebay.engine.options import OverflowCheck, Timing
 from forebay.engine.reads import EarlyReads
-from forebay.errors import UnsupportedError
 from forebay.links.observer import Moment
-from forebay.optim.clip import global_norm, gradient_scale
+from forebay.optim.clip import global_norm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -28,8 +26,8 @@ if TYPE_CHECKING:
     from forebay.engine.executor import Executor
     from forebay.engine.options import EngineOptions
     from forebay.engine.record import ParamRecord
+    from forebay.engine.terms import UpdateOrder, UpdateTerms
     from forebay.engine.unit import NanSource, Unit
-    from forebay.optim.rule import AdamRule, Hyper
 
 __all__ = ["Agreement", "StepOutcome", "Stepper"]
 
@@ -72,7 +70,7 @@ class Stepper:
     Args:
         collector: Where the window's gradients are.
         executor: Carries out the updates.
-        rule: How a parameter group becomes the numbers of an update.
+        terms: What updates are made with.
         options: The loss scale that gradients carry, and what an overflow does.
         make_ready: Waits for the weights of a unit.
         nans: What pending weights view.
@@ -83,7 +81,7 @@ class Stepper:
         collector: Collector,
         *,
         executor: Executor,
-        rule: AdamRule,
+        terms: UpdateTerms,
         options: EngineOptions,
         make_ready: Callable[[Unit], None],
         nans: NanSource,
@@ -92,7 +90,7 @@ class Stepper:
         self._units = collector.units
         self._executor = executor
         self._departure = collector.departure
-        self._rule = rule
+        self._terms = terms
         self._loss_scale = options.loss_scale
         self._overflow = options.overflow
         self._make_ready = make_ready
@@ -118,36 +116,27 @@ class Stepper:
             present=frozenset(record.index for record in present),
         )
 
-    def run(
-        self,
-        groups: Sequence[dict[str, object]],
-        *,
-        clip_norm: float | None,
-        divisor: float = 1.0,
-    ) -> StepOutcome:
+    def run(self, *, divisor: float = 1.0) -> StepOutcome:
         """Seal the window and update, or skip.
 
         Args:
-            groups: The optimizer's groups as they are now.
-            clip_norm: Bound on the global norm.
             divisor: What the gradients are too large by, beside the loss scale.
 
         Raises:
             GradientError: The window is spoiled or empty of new gradients.
         """
-        self._take_over_weights(groups)
+        self._take_over_weights()
         self._collector.seal()
         self._divisor = divisor * self._loss_scale.value * self._departure.ranks
         try:
-            return self._decide(groups, clip_norm)
+            return self._decide()
         except BaseException as error:
             self._collector.window.spoil(f"step() raised {type(error).__name__}")
             raise
 
-    def _take_over_weights(self, groups: Sequence[dict[str, object]]) -> None:
+    def _take_over_weights(self) -> None:
         """Whatever the user changed since the last step, before anything of this one is final."""
-        for group in groups:
-            self._rule.validate(group)
+        self._terms.validate()
         for unit in self._units:
             if any(record.param.grad is not None for record in unit.records):
                 self._make_ready(unit)
@@ -156,7 +145,7 @@ class Stepper:
                 # what came up for the update is older; the gradient lands and the host updates
                 self._units[record.unit].staging = None
 
-    def _decide(self, groups: Sequence[dict[str, object]], clip_norm: float | None) -> StepOutcome:
+    def _decide(self) -> StepOutcome:
         agreement = self.agree()
         self._nans.check()
         present = [self._collector.records[index] for index in sorted(agreement.present)]
@@ -166,7 +155,7 @@ class Stepper:
             outcome = StepOutcome(applied=False, norm=agreement.norm, bad_parameter=bad)
             self._executor.drop_staged()
         else:
-            order = self._capture(groups, present, agreement, clip_norm)
+            order = self._terms.capture(present, norm=agreement.norm, divisor=self._divisor)
             self._apply(present, order)
             self._early_reads.note(finite=agreement.first_bad is None, applied=True)
             outcome = StepOutcome(applied=True, norm=agreement.norm)
@@ -174,7 +163,7 @@ class Stepper:
             record.consume()
         self._executor.gradients.forget()
         self._departure.window_ended()
-        self._collector.window.reset()
+        self._collector.end_window()
         return outcome
 
     def conclude(self, outcome: StepOutcome) -> None:
@@ -194,31 +183,6 @@ class Stepper:
                     before,
                     self._loss_scale.value,
                 )
-
-    def _capture(
-        self,
-        groups: Sequence[dict[str, object]],
-        present: Sequence[ParamRecord],
-        agreement: Agreement,
-        clip_norm: float | None,
-    ) -> UpdateOrder:
-        hypers: list[Hyper] = []
-        place: dict[tuple[int, int], int] = {}
-        hyper_of: dict[int, int] = {}
-        for record in present:
-            key = (record.group, record.step + 1)
-            if key not in place:
-                place[key] = len(hypers)
-                hypers.append(self._rule.capture(groups[record.group], record.step + 1))
-            hyper_of[record.index] = place[key]
-        scale = gradient_scale(agreement.norm, max_norm=clip_norm, divisor=self._divisor)
-        signs = {hyper.sign for hyper in hypers} or {1.0}
-        if len(signs) > 1:
-            raise UnsupportedError(
-                "some parameter groups have maximize=True and others not",
-                hint="negate the loss of one of them instead",
-            )
-        return UpdateOrder(hypers, hyper_of, scale * signs.pop())
 
     def _apply(self, present: Sequence[ParamRecord], order: UpdateOrder) -> None:
         self.applying = True

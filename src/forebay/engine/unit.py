@@ -97,6 +97,7 @@ class Unit:
         remaining: Parameters whose firings in the present backward are still expected.
         departed: Whether its gradient of the present backward has left.
         staging: Its state on the device, during a visit.
+        updated: Whether its update of this window began before `step()`.
         accumulation: How addends are summed if the unit updates on the host.
         eager: Whether `step()` waits for its weights, since no hook would.
         was_used: Whether its weights, which live on the host, were used since they last changed.
@@ -119,6 +120,7 @@ class Unit:
         self.records = tuple(record for members in records for record in members)
         self.remaining = 0
         self.departed = False
+        self.updated = False
         self.eager = False
         self.was_used = False
         self.staging: list[StagedPart] | None = None

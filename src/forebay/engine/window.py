@@ -44,6 +44,7 @@ class Window:
             on the root's outputs heard of it.
         on_begin: Called at a backward's first gradient.
         on_end: Called when a backward with gradients has ended without an error.
+        on_spoil: Called with the reason when the window cannot be used any more.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Window:
         on_open: Callable[[], None],
         on_begin: Callable[[], None],
         on_end: Callable[[], None],
+        on_spoil: Callable[[str], None],
     ) -> None:
         self.expected = expected
         self.backwards = 0
@@ -63,6 +65,7 @@ class Window:
         self._on_open = on_open
         self._on_begin = on_begin
         self._on_end = on_end
+        self._on_spoil = on_spoil
         self._open: dict[int, weakref.ref[_Task]] = {}
         self._counted = False
         self._spoiled = ""
@@ -122,6 +125,7 @@ class Window:
     def spoil(self, reason: str) -> None:
         """Mark the window as unusable until `reset`."""
         self._spoiled = self._spoiled or reason
+        self._on_spoil(reason)
 
     @property
     def spoiled(self) -> bool:

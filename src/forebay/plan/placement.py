@@ -23,6 +23,7 @@ __all__ = [
     "SixteenBitMaster",
     "UnitPlacement",
     "UpdatePlace",
+    "UpdateTime",
     "WeightPlace",
 ]
 
@@ -45,6 +46,16 @@ class UpdatePlace(Enum):
     def lands(self) -> bool:
         """Whether the gradient always goes to the host and the new weights come from there."""
         return self in {UpdatePlace.HOST, UpdatePlace.NVME}
+
+
+class UpdateTime(Enum):
+    """When updates begin."""
+
+    AGREEMENT = "agreement"
+    """When norm and finiteness of the whole gradient are known."""
+    GRADIENT = "gradient"
+    """When a unit's gradient of the window's last backward is complete: legal where nothing that
+    only the step knows is needed."""
 
 
 class WeightPlace(Enum):
@@ -158,6 +169,7 @@ class Placement:
         sharding: How state is spread over ranks.
         pool_bytes: Device bytes that streamed weights share; 0 without any.
         buffers: What state in files passes through.
+        update_time: When updates begin.
     """
 
     units: tuple[UnitPlacement, ...]
@@ -168,6 +180,7 @@ class Placement:
     sharding: Sharding = Sharding()
     pool_bytes: int = 0
     buffers: FileBuffers = FileBuffers()
+    update_time: UpdateTime = UpdateTime.AGREEMENT
 
     @property
     def gathers_weights(self) -> bool:

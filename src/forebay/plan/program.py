@@ -8,11 +8,11 @@ done, and one whose trigger comes early or late waits for its predecessors alone
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from typing import TYPE_CHECKING
 
 from forebay.model.layout import ITEM_BYTES, SUM_ITEM_BYTES
-from forebay.plan.placement import Accumulation, UpdatePlace
+from forebay.plan.ops import UPDATING, Lane, Op, OpKind, Trigger, TriggerKind, Turn
+from forebay.plan.placement import Accumulation, UpdatePlace, UpdateTime, WeightPlace
 from forebay.plan.records import records
 
 if TYPE_CHECKING:
@@ -21,122 +21,50 @@ if TYPE_CHECKING:
     from forebay.plan.placement import Placement, UnitPlacement
     from forebay.plan.records import Record
 
-__all__ = ["Lane", "Op", "OpKind", "Program", "Trigger", "TriggerKind", "Turn", "build_program"]
-
-
-class Lane(Enum):
-    """The queue that executes an operation."""
-
-    COMPUTE = "compute"
-    DOWN = "down"
-    UP = "up"
-    HOST = "host"
-    RANKS = "ranks"
-    READ = "read"
-    """From files to host memory."""
-    WRITE = "write"
-    """From host memory to files."""
-
-
-class OpKind(Enum):
-    """What an operation does."""
-
-    REDUCE = "reduce"
-    """Exchange a unit's gradient over the ranks and add up this rank's slice in rank order."""
-    NORM = "norm"
-    """Sum the squares of a unit's final gradient where it lives."""
-    LAND = "land"
-    """Bring a unit's gradient to the host."""
-    LAND_FOLD = "land_fold"
-    """Bring one backward's addends to the host and add them to the fp32 sums."""
-    AGREE = "agree"
-    """Norm, finiteness and presence, once for the whole model and all ranks."""
-    UPDATE = "update"
-    """Update a unit's masters, moments and weights."""
-    PUBLISH = "publish"
-    """Bring a unit's new weights to the device."""
-    GATHER = "gather"
-    """Collect a unit's new weights from the ranks that updated them."""
-    FETCH = "fetch"
-    """Bring a streamed unit's state to the device, when there is room."""
-    KEEP = "keep"
-    """Keep a streamed unit's gradient on the device, or land it when its state found no room."""
-    LOAD = "load"
-    """Bring a unit's weights, which live on the host, to the device for a pass."""
-    WRITE_BACK = "write_back"
-    """Send a streamed unit's updated state home (or publish, when the host updated it)."""
-    READ = "read"
-    """Bring a unit's state from files into buffers: ahead of the update as far as they go."""
-    STORE = "store"
-    """Write a unit's updated state to its file, each piece once it is updated."""
-
-
-class TriggerKind(Enum):
-    """What starts an operation."""
-
-    GRADIENT = "gradient"
-    """A unit's gradient of the present backward is complete."""
-    BACKWARD = "backward"
-    """The window's last backward begins."""
-    STEP = "step"
-    """The optimizer's step."""
-
-
-class Turn(Enum):
-    """In which backward of a window a gradient operation runs."""
-
-    EVERY = "every"
-    EARLIER = "earlier"
-    """Every one but the last."""
-    LAST = "last"
-
-
-@dataclass(frozen=True, slots=True)
-class Trigger:
-    """A kind and, for unit triggers, the unit's index."""
-
-    kind: TriggerKind
-    unit: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Op:
-    """One operation.
-
-    Attributes:
-        kind: What it does.
-        lane: Where it runs.
-        trigger: What starts it.
-        unit: Its unit's index; None for the agreement.
-        nbytes: Bytes that it moves over its link when all gradients are present.
-        after: Indices of its predecessors.
-        turn: In which backward of the window.
-        index: Its number in the program; the builder gives it.
-    """
-
-    kind: OpKind
-    lane: Lane
-    trigger: Trigger
-    unit: int | None = None
-    nbytes: int = 0
-    after: tuple[int, ...] = ()
-    turn: Turn = Turn.LAST
-    index: int = -1
+__all__ = [
+    "UPDATING",
+    "Lane",
+    "Op",
+    "OpKind",
+    "Program",
+    "Trigger",
+    "TriggerKind",
+    "Turn",
+    "build_program",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """All operations of one window of `backwards` backwards and its update."""
+    """All operations of one window of `backwards` backwards and its update.
+
+    Attributes:
+        ops: Every operation.
+        backwards: Backwards in the window.
+        updates: Those of `ops` that update units and bring the results home, in order.
+        updates_early: Whether some of them begin with a gradient, before the step.
+    """
 
     ops: tuple[Op, ...]
     backwards: int
     _started_by: dict[Trigger, list[Op]] = field(init=False, repr=False, compare=False)
+    updates: tuple[Op, ...] = field(init=False, repr=False, compare=False)
+    updates_early: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         started_by: dict[Trigger, list[Op]] = {}
         for op in self.ops:
             started_by.setdefault(op.trigger, []).append(op)
         object.__setattr__(self, "_started_by", started_by)
+        at_step = TriggerKind.STEP
+        updates = tuple(
+            op
+            for op in self.ops
+            if op.unit is not None and (op.trigger.kind is at_step or op.kind in UPDATING)
+        )
+        object.__setattr__(self, "updates", updates)
+        early = any(op.trigger.kind is TriggerKind.GRADIENT for op in updates)
+        object.__setattr__(self, "updates_early", early)
 
     def at(self, trigger: Trigger) -> Sequence[Op]:
         """The operations that a trigger starts, in order."""
@@ -289,6 +217,17 @@ def _gather(unit: UnitPlacement, after: int) -> Op:
     )
 
 
+def _updates_early(unit: UnitPlacement, placement: Placement) -> bool:
+    """Whether a unit updates as soon as its gradient is complete.
+
+    Not where backward may still bring its weights up from where they are updated, nor where state
+    comes from files in an order of its own, nor where ranks have a sum to make first.
+    """
+    stays = unit.weights is WeightPlace.DEVICE and unit.update is not UpdatePlace.NVME
+    alone = stays and placement.sharding.size == 1
+    return alone and placement.update_time is UpdateTime.GRADIENT
+
+
 def build_program(placement: Placement, *, order: Sequence[int]) -> Program:
     """The program of a placement.
 
@@ -311,7 +250,8 @@ def build_program(placement: Placement, *, order: Sequence[int]) -> Program:
     agree = builder.add(agreement)
     reads = _read_bytes([by_index[index] for index in order], placement)
     for index in order:
-        after: tuple[int, ...] = (agree, lands[index])
+        early = _updates_early(by_index[index], placement)
+        after: tuple[int, ...] = (lands[index],) if early else (agree, lands[index])
         if by_index[index].update is UpdatePlace.NVME:
             read = Op(
                 kind=OpKind.READ,
@@ -330,12 +270,13 @@ def _update_ops(
 ) -> None:
     """Add one unit's update and what follows it."""
     index, step = unit.layout.index, Trigger(TriggerKind.STEP)
+    begins = Trigger(TriggerKind.GRADIENT, index) if _updates_early(unit, placement) else step
     update = Op(
         kind=OpKind.UPDATE,
         lane=Lane.HOST if unit.update.lands else Lane.COMPUTE,
         unit=index,
         after=after,
-        trigger=step,
+        trigger=begins,
     )
     updated = last = builder.add(update)
     follows: list[tuple[OpKind, Lane, int]] = []
@@ -347,8 +288,9 @@ def _update_ops(
         nbytes = sum(record.nbytes for record in _records(unit, placement))
         follows.append((OpKind.STORE, Lane.WRITE, nbytes))
     for kind, lane, nbytes in follows:
+        when = begins if kind is OpKind.WRITE_BACK else step
         added = builder.add(
-            Op(kind=kind, lane=lane, unit=index, nbytes=nbytes, after=(updated,), trigger=step)
+            Op(kind=kind, lane=lane, unit=index, nbytes=nbytes, after=(updated,), trigger=when)
         )
         last = last if kind is OpKind.STORE else added
     if placement.gathers_weights:

@@ -78,7 +78,8 @@ _BF16: Final[tuple[Key, ...]] = (
     honoured(
         "bf16.check_grad_overflow",
         FLAG,
-        "Skip the whole update when a gradient is not finite. Only bfloat16 can turn it off.",
+        "Skip the whole update when a gradient is not finite. Only bfloat16 can turn it off; with "
+        "gradient_clipping 0 units then update during backward.",
         default=True,
     ),
     hint(
