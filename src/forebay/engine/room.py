@@ -21,6 +21,9 @@ __all__ = ["DeviceRoom"]
 # Between two looks a block's recomputed activations come and go.
 _SHARE_OF_PEAK = 0.95
 
+# Smaller pieces are left to activations.
+_LEAST_HOLE_BYTES = 64 << 20
+
 
 class DeviceRoom:
     """Free bytes for staging.
@@ -42,6 +45,7 @@ class DeviceRoom:
         self._staging = staging_bytes
         self._measured = device.type == "cuda"
         self._peak: int | None = None
+        self._most_reserved = 0
 
     def _staged_bytes(self) -> int:
         return self._ledger.bytes(Tier.DEVICE, Role.STAGING)
@@ -50,6 +54,7 @@ class DeviceRoom:
         """A window has ended; the first one's peak becomes the mark."""
         if self._measured and self._peak is None:
             self._peak = torch.cuda.max_memory_allocated(self._device)
+            self._most_reserved = torch.cuda.max_memory_reserved(self._device)
 
     def is_tight(self) -> bool:
         """Whether activations beside staging have reached the mark."""
@@ -59,6 +64,25 @@ class DeviceRoom:
 
     def _mark(self) -> int:
         return int(_SHARE_OF_PEAK * (self._peak or 0))
+
+    def holes(self) -> list[int]:
+        """Sizes of blocks that take no new memory from the device, largest first.
+
+        What the allocator has is in pieces; a block that is larger than each of them would be
+        added to what the process has reserved.
+        """
+        if not self._measured:
+            return [1 << 62]
+        stream = torch.cuda.current_stream(self._device).cuda_stream
+        sizes = [
+            block["size"]
+            for segment in torch.cuda.memory_snapshot()
+            if segment["device"] == self._device.index and segment["stream"] == stream
+            for block in segment["blocks"]
+            if block["state"] == "inactive" and block["size"] >= _LEAST_HOLE_BYTES
+        ]
+        new = self._most_reserved - torch.cuda.memory_reserved(self._device)
+        return sorted([*sizes, max(0, new)], reverse=True)
 
     def free_bytes(self) -> int:
         """Bytes that may be staged now."""

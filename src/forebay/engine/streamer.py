@@ -114,22 +114,35 @@ class Streamer:
 
     def pump(self) -> int:
         """Bring up what fits now; returns the bytes enqueued."""
-        batch, room, taken = [], self._room.free_bytes() - self._promised_bytes(), 0
+        moved, room, holes = 0, self._room.free_bytes() - self._promised_bytes(), None
+        while (unit := self._next()) is not None:
+            if room < _state_bytes(unit) + _gradient_bytes(unit):
+                break
+            # what the allocator has is looked through only when there is room at all
+            holes = self._room.holes() if holes is None else holes
+            batch, taken, hole = [], 0, holes.pop(0) if holes else 0
+            while unit is not None:
+                state, gradient = _state_bytes(unit), _gradient_bytes(unit)
+                if taken + state > hole or room < state + gradient:
+                    break
+                batch.append(unit)
+                taken, room = taken + state, room - state - gradient
+                self._waiting.popleft()
+                unit = self._next()
+            if not batch:
+                break
+            self._fetch(batch, self._block(taken, f"state of {len(batch)} units on their visit"))
+            moved += taken
+        return moved
+
+    def _next(self) -> Unit | None:
+        """The first waiting unit whose update can still be on the device."""
         while self._waiting:
             unit = self._waiting[0]
-            # a gradient that has landed for good is where the host updates it
             if not (unit.departed or any(_has_landed_for_good(r) for r in unit.records)):
-                state = sum(_visit_bytes(part, records) for part, records in _members(unit))
-                gradient = sum(part.dtype.itemsize * part.elements for part in unit.parts)
-                if room < state + gradient:
-                    break
-                room -= state + gradient
-                taken += state
-                batch.append(unit)
+                return unit
             self._waiting.popleft()
-        if batch:
-            self._fetch(batch, self._block(taken, f"state of {len(batch)} units on their visit"))
-        return taken
+        return None
 
     def _promised_bytes(self) -> int:
         """Gradients still to come of units whose state is here: they will stay on the device."""
@@ -143,7 +156,7 @@ class Streamer:
     def _fetch(self, units: Sequence[Unit], block: torch.Tensor) -> None:
         """Bring units up into `block`.
 
-        One block for all that fits now: it takes the place of the activations that were there,
+        One block for all that fits a hole: it takes the place of the activations that were there,
         and leaves it whole. Blocks of units between activations would scatter both.
         """
         # The allocator may hand out memory that enqueued kernels still use: the copies wait.
@@ -240,6 +253,15 @@ def _has_landed_for_good(record: ParamRecord) -> bool:
 
 def _members(unit: Unit) -> Iterable[tuple[PartStorage, tuple[ParamRecord, ...]]]:
     return zip(unit.parts, unit.records_of_part, strict=True)
+
+
+def _state_bytes(unit: Unit) -> int:
+    return sum(_visit_bytes(part, records) for part, records in _members(unit))
+
+
+def _gradient_bytes(unit: Unit) -> int:
+    """What stays on the device too once the gradient is there."""
+    return sum(part.dtype.itemsize * part.elements for part in unit.parts)
 
 
 def _visit_bytes(part: PartStorage, records: Iterable[ParamRecord]) -> int:
