@@ -29,10 +29,13 @@ def test_state_goes_into_holes(monkeypatch, holes, blocks):
     with offloaded(model, PLACES["streamed"]) as optimizer:
         engine, taken = optimizer.engine, []
         block = engine._streamer._block
+
+        def _noted(size, what):
+            taken.append(size)
+            return block(size, what)
+
         monkeypatch.setattr(engine._room, "holes", lambda: list(holes))
-        monkeypatch.setattr(
-            engine._streamer, "_block", lambda size, what: (taken.append(size), block(size, what))[1]
-        )
+        monkeypatch.setattr(engine._streamer, "_block", _noted)
         run(model, optimizer, steps=4)
         assert taken[: len(blocks)] == blocks
         assert len(taken) == 4 * len(blocks)
