@@ -7,6 +7,7 @@ from forebay.compat.gathered import (
     Init,
     register_external_parameter,
     unregister_external_parameter,
+    weights_from,
 )
 
 __all__ = [
@@ -14,4 +15,5 @@ __all__ = [
     "Init",
     "register_external_parameter",
     "unregister_external_parameter",
+    "weights_from",
 ]

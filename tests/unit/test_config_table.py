@@ -181,5 +181,5 @@ def test_refusals_start_alike() -> None:
     late = [key.path for key in _KEYS if key.reason.startswith(NOT_YET)]
     assert "zero_optimization.offload_param.device" in late
     assert "zero_optimization.zenflow" in late
-    assert "activation_checkpointing.cpu_checkpointing" in late
+    assert "activation_checkpointing.partition_activations" in late
     assert "memory_breakdown" in late

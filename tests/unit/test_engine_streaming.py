@@ -18,9 +18,12 @@ from forebay.errors import (
     EngineClosedError,
     PendingWeightError,
     TransferError,
+    UnsupportedError,
 )
 from forebay.links import FaultScript
-from forebay.plan import UpdatePlace, WeightPlace
+from forebay.observe.breakdown import break_down
+from forebay.observe.recording import record
+from forebay.plan import Lane, UpdatePlace, WeightPlace
 from forebay.tiers.ledger import Role, Tier
 from unit.engine_cases import adamw, batches, loss_of, offloaded, run, same, weights
 
@@ -70,7 +73,10 @@ def test_bytes_up_per_update(blocks_in_pool, micro):
         # The first forward loads all; a backward and each later forward all but what stayed. The
         # last backward has no use for the first block's weight, since the input needs no gradient.
         turned = 6 - blocks_in_pool
-        blocks_up = 6 + turned + (micro - 1) * 2 * turned - (turned > 0)
+        blocks_up = 6 + turned + (micro - 1) * 2 * turned
+        planned = engine.program.traffic(Lane.UP)
+        assert planned == item * block * blocks_up
+        blocks_up -= turned > 0
         assert [one["up"] for one in seen[1:]] == [item * block * blocks_up] * 3
         assert seen[-1]["down"] == item * 6 * block * micro
         pool = engine.streaming.residency.pool
@@ -78,6 +84,28 @@ def test_bytes_up_per_update(blocks_in_pool, micro):
         run(model, optimizer, steps=2, micro=micro, features=12)
         assert pool.uses > uses
         assert pool.late == late, "a steady order is known ahead"
+
+
+def test_the_breakdown_shows_how_much_was_fetched_in_time():
+    model = deep()
+    with offloaded(model, replace(AWAY, pool_bytes=2 * BLOCK)) as optimizer:
+        run(model, optimizer, steps=2, features=12)
+        with record(optimizer.engine) as recording:
+            run(model, optimizer, steps=3, features=12)
+        # 6 uses in a forward, 5 in a backward, whose last block needs no weight
+        counts = [(one.weights_in_time, one.weights_late) for one in recording.records]
+        assert counts == [(11, 0)] * 3
+        assert "weights in time: 100.0% of 11" in break_down(recording.records[1]).line("step")
+        # another order: the blocks the other way round
+        order = list(model)
+        with record(optimizer.engine) as recording:
+            x = _inputs(1)[0]
+            for layer in (*order[10:], *order[:2]):
+                x = layer(x)
+            x.float().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert sum(one.weights_late for one in recording.records) > 0
 
 
 def test_device_budget_is_kept():
@@ -337,3 +365,17 @@ def test_where_weights_live_is_one_of_two():
     assert all(unit.streams_weights for unit in optimizer.engine.units)
     run(model, optimizer, features=12)
     optimizer.close()
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_compiled_modules_are_refused(when):
+    model = deep()
+    if when == "before":
+        model[0].compile(backend="eager")
+        with pytest.raises(UnsupportedError, match="a module is compiled"):
+            offload_with(model, adamw(model), options=AWAY)
+        return
+    with offloaded(model, AWAY):
+        model[0].compile(backend="eager")
+        with pytest.raises(UnsupportedError, match="a module is compiled"):
+            model(_inputs(1)[0])

@@ -6,6 +6,10 @@
 * `r0`, `r25`, `r50`, ...: forebay with that percentage of the 12 bytes of state per parameter
   resident on the device, the rest streamed or updated on the host as the planner chooses.
 * `planned`: forebay as it comes. `synchronous`: the same, finishing within `step()`.
+* `streamed`: weights on the host, state as in `r0`; `streamed+P`: with P GB of the device for
+  weights instead of what they need at least; `streamed+P+R`: with the first share R of the
+  parameters, state and weights, on the device for good. `+offload` at the end keeps the boundary
+  activations of checkpointed layers on the host too.
 * `mix+R+S`: the first share R of the parameters resident, the next share S streamed.
 * `deepspeed2`, `deepspeed3`, `fsdp2`: other libraries; see `forebay.bench.peers`.
 """
@@ -19,10 +23,12 @@ import torch
 
 from forebay.bench.peers import DECAY, RATE, peer
 from forebay.bench.spec import SHAPES
+from forebay.bench.streamed import RandomWeights, Streamed
 from forebay.engine import EngineOptions, offload_with
-from forebay.engine.options import Timing
+from forebay.engine.options import ActivationPlace, Timing
 from forebay.errors import ConfigError
-from forebay.plan.placement import UpdatePlace
+from forebay.model.origin import mark_origin
+from forebay.plan.placement import UpdatePlace, WeightPlace
 from forebay.plan.solve import choose_places
 
 if TYPE_CHECKING:
@@ -73,11 +79,16 @@ def build_model(spec: StepSpec) -> nn.Module:
     )
     torch.manual_seed(0)
     torch.set_default_dtype(torch.bfloat16)
+    streams = Streamed.of(spec.variant) is not None
     try:
-        with torch.device(spec.device):
+        with torch.device("meta" if streams else spec.device):
             model: Any = library.LlamaForCausalLM(config)
     finally:
         torch.set_default_dtype(torch.float32)
+    if streams:  # larger than the device: each parameter is made when forebay has its place
+        rotary = model.model.rotary_emb
+        model.model.rotary_emb = type(rotary)(config=config)
+        mark_origin(model, RandomWeights(spec.device))
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     trained: nn.Module = model.train()
     return trained
@@ -139,11 +150,17 @@ class _Forebay(_Passes):
     def __init__(self, spec: StepSpec, model: nn.Module, *, rates: Rates | None) -> None:
         super().__init__(spec, model)
         source = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=DECAY)
+        streamed = Streamed.of(spec.variant)
         options = EngineOptions(
             device=spec.device,
             clip_norm=spec.clip,
             update={"device": UpdatePlace.DEVICE, "host": UpdatePlace.HOST}.get(spec.variant),
             places=_places(spec.variant, rates=rates, backwards=spec.accumulation),
+            weights=WeightPlace.DEVICE if streamed is None else WeightPlace.HOST,
+            pool_bytes=None if streamed is None else streamed.pool_bytes,
+            activations=ActivationPlace.DEVICE
+            if streamed is None or not streamed.offloads
+            else ActivationPlace.HOST,
             timing=Timing.SYNCHRONOUS if spec.variant == "synchronous" else Timing.DEFERRED,
             backwards=spec.accumulation,
             threads=spec.threads,
@@ -176,7 +193,7 @@ def _places(
     if name != "mix" or len(numbers) != 2:
         raise ConfigError(
             f"variant {variant!r} is not known",
-            hint="floor, none, planned, host, device, synchronous, r0 ... r100, mix+R+S, "
+            hint="floor, none, planned, host, device, synchronous, r0 ... r100, streamed, mix+R+S, "
             "deepspeed2, deepspeed3 or fsdp2",
         )
     resident, streamed = (float(number) for number in numbers)
@@ -198,6 +215,9 @@ def _places(
 
 def resident_share(variant: str) -> float | None:
     """The share of the state that a variant keeps on the device; None where it states none."""
+    streamed = Streamed.of(variant)
+    if streamed is not None:
+        return streamed.resident
     if variant == "host":
         return 0.0
     if variant.startswith("r") and variant[1:].isdigit():

@@ -40,6 +40,18 @@ def _tied(hidden: int, layers: int, *, heads: int, kv_heads: int, feed_forward: 
     )
 
 
+def _large(hidden: int, layers: int, *, heads: int, feed_forward: int) -> Shape:
+    return Shape(
+        hidden=hidden,
+        layers=layers,
+        heads=heads,
+        kv_heads=heads,
+        feed_forward=feed_forward,
+        vocabulary=32000,
+        tied=False,
+    )
+
+
 SHAPES = {
     "nano": _tied(64, 2, heads=2, kv_heads=2, feed_forward=128),
     "tiny": _tied(256, 4, heads=4, kv_heads=4, feed_forward=1024),
@@ -54,6 +66,9 @@ SHAPES = {
         vocabulary=32000,
         tied=False,
     ),
+    "13b": _large(5120, 40, heads=40, feed_forward=13824),
+    "18b": _large(6144, 40, heads=48, feed_forward=16384),
+    "20b": _large(6144, 44, heads=48, feed_forward=16384),
 }
 
 

@@ -30,8 +30,9 @@ _Output = Annotated[
 _Json = Annotated[bool, typer.Option("--json", help="Print raw numbers instead of the table.")]
 _WHO = (
     "Contestants in turn, separated by commas: floor, none, planned, host, device, synchronous, "
-    "r0 ... r100 (percent of the state that stays on the device), mix+R+S, deepspeed2, "
-    "deepspeed3, fsdp2."
+    "r0 ... r100 (percent of the state that stays on the device), streamed (weights on the host; "
+    "+P: P GB of the device for them; +P+R: the first share R resident; +offload: activations on "
+    "the host too), mix+R+S, deepspeed2, deepspeed3, fsdp2."
 )
 _Variants = Annotated[
     str,
@@ -39,7 +40,7 @@ _Variants = Annotated[
 ]
 _OwnVariants = Annotated[str, typer.Option(help="forebay's variants in turn, as in bench step.")]
 _AnyVariants = Annotated[str, typer.Option(help="Contestants in turn, as in bench step.")]
-_Size = Annotated[str, typer.Option(help="Llama shape: nano, tiny, 1b, 3b or 7b.")]
+_Size = Annotated[str, typer.Option(help="Llama shape: nano, tiny, 1b, 3b, 7b, 13b, 18b or 20b.")]
 _Micro = Annotated[int, typer.Option("--micro-batch", help="Rows of one forward.", min=1)]
 _Micros = Annotated[
     str,

@@ -32,7 +32,7 @@ from forebay.config.facts import Facts
 from forebay.config.resolve import resolve
 from forebay.engine.engine import Engine
 from forebay.engine.optimizer import OffloadedOptimizer
-from forebay.engine.options import EngineOptions, OverflowCheck, Timing
+from forebay.engine.options import ActivationPlace, EngineOptions, OverflowCheck, Timing
 from forebay.model.inspect import refuse_wrapped
 from forebay.optim.loss_scale import DynamicLossScale, LossScaleConfig, StaticLossScale
 from forebay.plan.placement import UpdatePlace, WeightPlace
@@ -229,6 +229,9 @@ def engine_options(
         places=partial(places_for_share, share=ratio) if on_host and ratio is not None else None,
         weights=WeightPlace.HOST if streams else WeightPlace.DEVICE,
         pool_bytes=None if live is None else live * DTYPES[config.precision.dtype].itemsize,
+        activations=ActivationPlace.HOST
+        if config.keeps_activations_on_host
+        else ActivationPlace.DEVICE,
         core_share=cores,
         threads=None if profile is None or cores is not None else enough_threads(profile),
         clip_norm=config.clip_norm,

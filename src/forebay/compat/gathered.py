@@ -12,17 +12,21 @@ from forebay.compat.inputs import DTYPES
 from forebay.config.facts import Facts
 from forebay.config.resolve import resolve
 from forebay.engine.collector import hook_of
+from forebay.engine.weight_files import WeightFiles
 from forebay.errors import UnsupportedError
 from forebay.model.external import mark_external, unmark_external
+from forebay.model.origin import mark_origin
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
 __all__ = [
     "GatheredParameters",
     "Init",
     "register_external_parameter",
     "unregister_external_parameter",
+    "weights_from",
 ]
 
 
@@ -138,6 +142,26 @@ class GatheredParameters(contextlib.AbstractContextManager[None]):
 
     def __exit__(self, *exc_info: object) -> None:
         self._stack.close()
+
+
+def weights_from(model: nn.Module, path: str | Path) -> nn.Module:
+    """Say where the values of a model that was built on the meta device come from.
+
+    When forebay takes the model over, each parameter is read straight into the memory where it is
+    to live, so the model never exists anywhere else.
+
+    Args:
+        model: Built inside `with torch.device("meta")`, its buffers with values.
+        path: A folder of safetensors files, or one file.
+
+    Returns:
+        The model.
+
+    Raises:
+        CheckpointError: There are no such files.
+    """
+    mark_origin(model, WeightFiles(path))
+    return model
 
 
 def register_external_parameter(module: nn.Module, parameter: nn.Parameter) -> None:

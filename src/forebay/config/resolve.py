@@ -90,6 +90,7 @@ def resolve(
         optimizer=optimizer,
         scheduler=scheduler,
         zero=zero,
+        keeps_activations_on_host=lookup.take("activation_checkpointing.cpu_checkpointing"),
         budgets=budgets,
         synchronous=lookup.take("forebay.synchronous"),
         profile=lookup.take("forebay.profile"),

@@ -226,6 +226,7 @@ class ResolvedConfig:
         optimizer: The optimizer to build; None where the caller brings one.
         scheduler: The schedule to build, or None.
         zero: Sharding and offload.
+        keeps_activations_on_host: Whether what checkpointing keeps waits on the host.
         budgets: Bytes per tier.
         synchronous: Whether `step()` waits for the whole update.
         profile: File with the machine's measured speeds; None plans with typical ones.
@@ -243,6 +244,7 @@ class ResolvedConfig:
     optimizer: OptimizerSpec | None = None
     scheduler: SchedulerSpec | None = None
     zero: ZeroSpec = ZeroSpec()
+    keeps_activations_on_host: bool = False
     budgets: BudgetSpec = BudgetSpec()
     synchronous: bool = False
     profile: str | None = None
@@ -304,6 +306,7 @@ class ResolvedConfig:
                 "show_statistics": self.checkpoint.shows_statistics,
             }
         }
+        config["activation_checkpointing"] = {"cpu_checkpointing": self.keeps_activations_on_host}
         config["forebay"] = {
             "device_budget": self.budgets.device_bytes,
             "host_budget": self.budgets.host_bytes,

@@ -22,6 +22,7 @@ from forebay.hardware.affinity import CoreShare, Topology
 from forebay.hardware.limits import HostCeiling, HostLimit, host_ceiling
 from forebay.model.inspect import OUTSIDE
 from forebay.model.layout import layout_unit
+from forebay.model.origin import origin_of
 from forebay.optim.loss_scale import StaticLossScale
 from forebay.plan.memory import forecast, ring_bytes
 from forebay.plan.placement import (
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from forebay.accelerators.base import Accelerator
+    from forebay.engine.weight_files import ParameterSource
     from forebay.model.inspect import InspectedModel
     from forebay.model.spec import ModelSpec
 
@@ -201,12 +203,22 @@ def _way_out(placement: Placement, *, needed: int, cpu: bool, ceiling: HostCeili
 
 
 def build_units(
-    model: InspectedModel, *, placement: Placement, memory: PartMemory
+    model: InspectedModel,
+    *,
+    placement: Placement,
+    memory: PartMemory,
+    source: ParameterSource | None = None,
 ) -> tuple[Unit, ...]:
     """Allocate every unit and move the parameters' values into it.
 
     The peak is the model plus its largest parameter, since values move one by one and the memory
-    that they leave goes back to the system.
+    that they leave goes back to the system; parameters on the meta device take none before.
+
+    Args:
+        model: The model.
+        placement: Where everything lives.
+        memory: Where memory comes from.
+        source: The values of parameters on the meta device.
     """
     units = []
     # 64 calls at most; what waits for one of them is a few percent of the model.
@@ -241,7 +253,7 @@ def build_units(
         unit.eager = unit_spec.name == OUTSIDE
         for record in unit.records:
             left_bytes = _host_bytes([record.param])
-            unit.bind(record)
+            unit.bind(record, source)
             heap.freed(left_bytes)
             if not record.part.high_is_weight and record.part.files is None:
                 record.part.set_master(record.slot, record.param.data)
@@ -273,10 +285,15 @@ def move_the_rest(
         device: Where to.
         cast_to: What float32 parameters become; buffers keep their dtype.
     """
+    source = origin_of(model)
     heap = HeapTrimmer(every_bytes=64 << 20)
     known = {id(param) for param in trained}
-    for param in model.parameters():
-        if id(param) not in known:
+    for name, param in model.named_parameters():
+        if id(param) not in known and param.is_meta:
+            assert source is not None
+            value = source.read([name], param).to(device, cast_to or param.dtype)
+            torch.utils.swap_tensors(param, torch.nn.Parameter(value, requires_grad=False))
+        elif id(param) not in known:
             cast = cast_to is not None and param.dtype is torch.float32
             left_bytes = _host_bytes([param])
             here = param.data

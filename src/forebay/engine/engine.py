@@ -47,6 +47,7 @@ from forebay.hardware.limits import SwapWatch
 from forebay.links.lanes import Lanes
 from forebay.links.observer import Moment
 from forebay.model.inspect import inspect_model
+from forebay.model.origin import origin_of
 from forebay.optim.device_math import math_for
 from forebay.optim.rule import AdamRule
 from forebay.plan.memory import backlog_bytes
@@ -120,7 +121,12 @@ class Engine:
                 mark=self.lanes.mark,
             ),
         )
-        self.streaming.attach(model, owners=inspected.owners, before_copy=self._hooks.before_copy)
+        self.streaming.attach(
+            model,
+            owners=inspected.owners,
+            activations=options.activations,
+            before_copy=self._hooks.before_copy,
+        )
         self.collector.attach(self)
         self._by_param = {id(record.param): record for record in self.collector.records}
 
@@ -137,12 +143,9 @@ class Engine:
         refuse_taken(inspected.params)
         self.accelerator = accelerator_for(options.device)
         device = self.accelerator.device
-        is_cpu = device.type == "cpu"
         placed = place(inspected.spec, options=options, device=device)
-        self.placement = with_pool(
-            placed, root=model, model=inspected, options=options, is_cpu=is_cpu
-        )
-        refuse_what_does_not_fit(self.placement, options=options, cpu=is_cpu)
+        self.placement = with_pool(placed, root=model, model=inspected, options=options)
+        refuse_what_does_not_fit(self.placement, options=options, cpu=device.type == "cpu")
         return inspected
 
     def _allocate(self, inspected: InspectedModel) -> None:
@@ -154,7 +157,9 @@ class Engine:
         )
         self.ledger, self.page_locking = memory.ledger, memory.page_locking
         self.cores = core_share(options)
-        self.units = build_units(inspected, placement=self.placement, memory=memory)
+        self.units = build_units(
+            inspected, placement=self.placement, memory=memory, source=origin_of(self.module)
+        )
         move_the_rest(self.module, trained=inspected.params, device=device, cast_to=options.cast_to)
         self.accelerator.trim()
         self.lanes = Lanes(
@@ -182,7 +187,7 @@ class Engine:
             self.units,
             placement=self.placement,
             lanes=self.lanes,
-            ledger=self.ledger,
+            memory=self._memory,
             nans=self._nans,
             fail=self._barrier.fail,
         )

@@ -9,7 +9,7 @@ from torch import nn
 
 from forebay.engine.engine import Engine
 from forebay.engine.optimizer import OffloadedOptimizer
-from forebay.engine.options import EngineOptions, Timing
+from forebay.engine.options import ActivationPlace, EngineOptions, Timing
 from forebay.errors import ConfigError, UnsupportedError
 from forebay.optim.loss_scale import DynamicLossScale, LossScaleConfig, StaticLossScale
 from forebay.optim.rule import AdamRule
@@ -31,6 +31,7 @@ def offload(  # noqa: PLR0913 - the public face, fixed by the design
     host_budget: str | int | None = None,
     clip_norm: float | None = None,
     parameters: str = "device",
+    activations: str = "device",
     synchronous: bool = False,
 ) -> tuple[nn.Module, OffloadedOptimizer]:
     """Keep a model's optimizer state in host memory and train it with the same arithmetic.
@@ -47,6 +48,8 @@ def offload(  # noqa: PLR0913 - the public face, fixed by the design
         clip_norm: Bound on the global gradient norm; None does not clip.
         parameters: Where the working weights live: "device", or "host" for models larger than the
             device: each pass then brings them up unit by unit, into what `device_budget` leaves.
+        activations: Where the inputs of checkpointed regions wait for the backward: "device", or
+            "host", copied beside computation.
         synchronous: Let `step()` wait for everything instead of each unit's next forward.
 
     Returns:
@@ -70,17 +73,19 @@ def offload(  # noqa: PLR0913 - the public face, fixed by the design
             f"clip_norm is {clip_norm!r}; it must be a positive number",
             hint="clip_norm=None does not clip",
         )
-    if parameters not in ("device", "host"):
-        raise ConfigError(
-            f"parameters is {parameters!r}; weights live on the device or on the host",
-            hint='parameters="device" or parameters="host"',
-        )
+    for name, place in (("parameters", parameters), ("activations", activations)):
+        if place not in ("device", "host"):
+            raise ConfigError(
+                f"{name} is {place!r}; they live on the device or on the host",
+                hint=f'{name}="device" or {name}="host"',
+            )
     return offload_with(
         model,
         optimizer,
         options=EngineOptions(
             device=device,
             weights=WeightPlace(parameters),
+            activations=ActivationPlace(activations),
             device_budget=None if device_budget is None else parse_bytes(device_budget),
             host_budget=None if host_budget is None else parse_bytes(host_budget),
             clip_norm=clip_norm,

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from forebay.plan.placement import UpdatePlace
     from forebay.plan.solve import Rates
 
-__all__ = ["EngineOptions", "OverflowCheck", "SumPlace", "Timing"]
+__all__ = ["ActivationPlace", "EngineOptions", "OverflowCheck", "SumPlace", "Timing"]
 
 
 class Timing(Enum):
@@ -35,6 +35,15 @@ class Timing(Enum):
     """It does; each unit's next forward waits for that unit alone."""
     SYNCHRONOUS = "synchronous"
     """`step()` waits for everything."""
+
+
+class ActivationPlace(Enum):
+    """Where what checkpointing keeps of a forward waits for the backward."""
+
+    DEVICE = "device"
+    """Where it is."""
+    HOST = "host"
+    """On the host: down behind the forward, up ahead of the backward."""
 
 
 class SumPlace(Enum):
@@ -68,6 +77,7 @@ class EngineOptions:
         weights: Where the working weights of units that do not update on the device live.
         pool_bytes: Device bytes that weights on the host share while they are used; None for what
             the device budget leaves, or a default without one.
+        activations: Where the inputs of checkpointed regions wait for the backward.
         staging_bytes: Device bytes for state that visits; None for what activations leave free.
         cast_to: What float32 parameters become when forebay takes over; None leaves them.
         clip_norm: Bound on the global gradient norm; None does not clip.
@@ -99,6 +109,7 @@ class EngineOptions:
     places: Callable[[ModelSpec], Sequence[UpdatePlace]] | None = None
     weights: WeightPlace = WeightPlace.DEVICE
     pool_bytes: int | None = None
+    activations: ActivationPlace = ActivationPlace.DEVICE
     staging_bytes: int | None = None
     cast_to: torch.dtype | None = None
     clip_norm: float | None = None

@@ -6,6 +6,7 @@ import mmap
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from forebay.engine.refusals import refuse_compiled
 from forebay.model.holding import held_by_modules, most_held
 from forebay.plan.memory import forecast, streamed_bytes
 from forebay.plan.placement import WeightPlace
@@ -27,7 +28,6 @@ def with_pool(
     root: nn.Module,
     model: InspectedModel,
     options: EngineOptions,
-    is_cpu: bool,
 ) -> Placement:
     """The placement with the bytes that streamed weights share.
 
@@ -36,14 +36,15 @@ def with_pool(
         root: The model.
         model: The same, inspected.
         options: What is asked for.
-        is_cpu: Whether the device tier lies in host memory.
 
     Raises:
         BudgetError: What is used at the same time does not fit.
+        UnsupportedError: Part of the model is compiled.
     """
     streamed = [unit.layout for unit in placement.units if unit.weights is WeightPlace.HOST]
     if not streamed:
         return placement
+    refuse_compiled(root)
     owners = {
         unit.index: [model.owners[slot.index] for part in unit.parts for slot in part.slots]
         for unit in streamed
@@ -51,8 +52,8 @@ def with_pool(
     sizes = {unit.index: streamed_bytes(unit) for unit in streamed}
     names = {unit.index: unit.name for unit in streamed}
     most = most_held(root, held=held_by_modules(root, owners=owners), sizes=sizes)
-    page = mmap.PAGESIZE if is_cpu else 1
-    taken = forecast(placement, device_page_bytes=page)
+    # a page for each allocation at the most, as where the device tier lies in host memory
+    taken = forecast(placement, device_page_bytes=mmap.PAGESIZE)
     needs = PoolNeeds(
         sizes={names[index]: nbytes for index, nbytes in sizes.items()},
         at_once=most.nbytes,

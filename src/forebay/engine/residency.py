@@ -18,6 +18,7 @@ import torch
 from forebay.engine.masters import keep_written
 from forebay.engine.unit import WeightState
 from forebay.errors import TransferError
+from forebay.links.observer import Moment
 from forebay.plan.foresight import Pass
 from forebay.plan.weight_pool import MoveKind
 
@@ -121,8 +122,10 @@ class Residency:
         self._take_over_assigned(unit)
         unit.was_used = True
         is_new = self.pool.last != unit.index
-        self._bring(unit, self.pool.use(unit.index))
+        moves = self.pool.use(unit.index)
+        self._bring(unit, moves)
         if is_new:
+            self._lanes.mark(Moment.WEIGHTS_LATE if moves else Moment.WEIGHTS_IN_TIME, unit.name)
             self.look_ahead()
 
     def show(self, unit: Unit) -> None:

@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from forebay.engine.activations import KeptActivation, is_kept_by_checkpoint
 from forebay.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from forebay.engine.activations import ActivationStore
     from forebay.engine.unit import Unit
 
 __all__ = ["SavedWeights"]
@@ -50,19 +52,27 @@ class SavedWeights:
 
     Args:
         units: Every unit.
+        activations: Takes what checkpointing keeps; None leaves it where it is.
         use: Called with the unit of a weight that a node of the backward is about to use.
 
     Raises:
         UnsupportedError: This torch cannot tell which hooks are in force.
     """
 
-    def __init__(self, units: Sequence[Unit], *, use: Callable[[Unit], None]) -> None:
+    def __init__(
+        self,
+        units: Sequence[Unit],
+        *,
+        activations: ActivationStore | None,
+        use: Callable[[Unit], None],
+    ) -> None:
         if not hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks"):
             raise UnsupportedError(
                 f"parameters on the host need a newer torch than {torch.__version__}",
                 hint="install torch 2.8 or later, or leave offload_param out",
             )
         self._use = use
+        self._activations = activations
         self._pushed: list[Callable[[torch.Tensor], Any]] = []
         self._unit_of = {
             storage._cdata: unit
@@ -90,16 +100,24 @@ class SavedWeights:
         top = torch._C._autograd._top_saved_tensors_default_hooks(True)  # noqa: FBT003
         return bool(self._pushed) and top is not None and top[0] is self._pushed[-1]
 
-    def _pack(self, below: Any, tensor: torch.Tensor) -> _Saved | _Underneath:
+    def _pack(self, below: Any, tensor: torch.Tensor) -> _Saved | _Underneath | KeptActivation:
         unit = self._unit_of.get(_storage_of(tensor))
         if unit is None and below is not None:
             pack, unpack = below
             return _Underneath(pack(tensor), unpack)
+        store = self._activations
+        if unit is None and store is not None and _is_forward() and is_kept_by_checkpoint():
+            kept = store.keep(tensor)
+            if kept is not None:
+                return kept
         return _Saved(tensor, unit)
 
-    def _unpack(self, saved: _Saved | _Underneath) -> torch.Tensor:
+    def _unpack(self, saved: _Saved | _Underneath | KeptActivation) -> torch.Tensor:
         if isinstance(saved, _Underneath):
             return saved.unpack(saved.packed)
+        if isinstance(saved, KeptActivation):
+            assert self._activations is not None
+            return self._activations.give(saved)
         if saved.unit is not None:
             self._use(saved.unit)
         if saved.tensor._version != saved.version:
@@ -109,6 +127,10 @@ class SavedWeights:
                 f"version {saved.tensor._version}; expected version {saved.version} instead"
             )
         return saved.tensor
+
+
+def _is_forward() -> bool:
+    return torch._C._current_graph_task_id() < 0
 
 
 def _storage_of(tensor: torch.Tensor) -> int:

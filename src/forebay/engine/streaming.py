@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
+from forebay.engine.activations import ActivationStore
 from forebay.engine.host_weights import HostWeights
 from forebay.engine.masters import refresh_master
+from forebay.engine.options import ActivationPlace
 from forebay.engine.publisher import Publisher
 from forebay.engine.residency import Residency
 from forebay.engine.saved_weights import SavedWeights
@@ -16,7 +18,7 @@ from forebay.model.external import external_parameters
 from forebay.model.holding import held_by_modules
 from forebay.plan.memory import streamed_bytes
 from forebay.plan.weight_pool import WeightPool
-from forebay.tiers.ledger import Ledger, Role, Tier
+from forebay.tiers.ledger import Role, Tier
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from forebay.engine.record import ParamRecord
+    from forebay.engine.state_memory import PartMemory
     from forebay.engine.unit import NanSource, Unit
     from forebay.links.lanes import Lanes
     from forebay.plan.placement import Placement
@@ -38,13 +41,14 @@ class Streaming:
         units: Every unit by index.
         placement: Which of them stream, and the pool's bytes.
         lanes: The link.
-        ledger: Where the pool is reserved.
+        memory: Where memory comes from; the pool is reserved in its ledger.
         nans: What weights that are away are viewed as.
         fail: Closes the engine when a transfer failed.
 
     Attributes:
         residency: Brings weights and lets go of them.
         source: Where they come from.
+        activations: Keeps boundary activations on the host; None where they stay.
         publisher: Takes new weights after an update.
     """
 
@@ -54,7 +58,7 @@ class Streaming:
         *,
         placement: Placement,
         lanes: Lanes,
-        ledger: Ledger,
+        memory: PartMemory,
         nans: NanSource,
         fail: Callable[[str], None],
     ) -> None:
@@ -76,9 +80,11 @@ class Streaming:
             source=self.source,
             is_gathered=placement.gathers_weights,
         )
-        self._reservation = ledger.reserve(
+        self._reservation = memory.ledger.reserve(
             Tier.DEVICE, Role.LP_PARAMS, placement.pool_bytes, what="weights that come and go"
         )
+        self._memory, self._lanes = memory, lanes
+        self.activations: ActivationStore | None = None
         self._hooks: StreamingHooks | None = None
 
     def attach(
@@ -86,10 +92,20 @@ class Streaming:
         root: nn.Module,
         *,
         owners: Sequence[Sequence[nn.Module]],
+        activations: ActivationPlace,
         before_copy: Callable[[dict[int, Any] | None], None],
     ) -> None:
-        """Hook the modules; a no-op where no unit streams."""
-        if not self._units:
+        """Hook the modules; a no-op where no unit streams and activations stay.
+
+        Args:
+            root: The model.
+            owners: For each parameter index, the modules that hold it.
+            activations: Where what checkpointing keeps waits.
+            before_copy: See `ModuleHook`.
+        """
+        if activations is ActivationPlace.HOST:
+            self.activations = ActivationStore(self._lanes, memory=self._memory)
+        elif not self._units:
             return
         held = held_by_modules(
             root,
@@ -110,7 +126,9 @@ class Streaming:
         self._hooks = StreamingHooks(
             root,
             residency=self.residency,
-            saved=SavedWeights(self._units, use=self.residency.use_in_node),
+            saved=SavedWeights(
+                self._units, activations=self.activations, use=self.residency.use_in_node
+            ),
             units_of={key: tuple(by_index[i] for i in found) for key, found in held.items()},
             members=members,
             before_copy=before_copy,
@@ -156,4 +174,6 @@ class Streaming:
         """Remove the hooks and give the pool back."""
         if self._hooks is not None:
             self._hooks.detach()
+        if self.activations is not None:
+            self.activations.close()
         self._reservation.release()

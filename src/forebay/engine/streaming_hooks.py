@@ -14,6 +14,7 @@ import torch
 
 from forebay.engine.masters import keep_written, settle_stored
 from forebay.engine.module_hook import ModuleHook
+from forebay.engine.refusals import compiled_error
 from forebay.engine.unit import WeightState
 from forebay.engine.watched import WatchedParameters
 
@@ -114,6 +115,8 @@ class StreamingHooks:
 
     def _enter(self, module: nn.Module, _args: Any) -> None:
         if torch.compiler.is_compiling():
+            if id(module) in self._units_of:
+                self._refuse_compiled()
             return
         if module is self._root and torch._C._current_graph_task_id() < 0:
             self._forget_frames()
@@ -127,6 +130,10 @@ class StreamingHooks:
         if torch.is_grad_enabled():
             self._saved.push()
             frame.is_saving = True
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _refuse_compiled(self) -> None:
+        raise compiled_error()
 
     def _leave(self, module: nn.Module, _args: Any, _output: Any) -> None:
         if self._frames and self._frames[-1].module is module:

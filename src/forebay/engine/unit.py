@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from forebay.engine.part import PartStorage
     from forebay.engine.record import ParamRecord
     from forebay.engine.streamer import StagedPart
+    from forebay.engine.weight_files import ParameterSource
     from forebay.plan.placement import UnitPlacement
 
 __all__ = ["NanSource", "Unit", "WeightState"]
@@ -143,12 +144,24 @@ class Unit:
         """Whether its weights live on the host and come to the device for use."""
         return self.placement.weights is WeightPlace.HOST
 
-    def bind(self, record: ParamRecord) -> None:
-        """Move one parameter's values into the unit's memory."""
-        view = record.part.stored(record.slot)
+    def bind(self, record: ParamRecord, source: ParameterSource | None) -> None:
+        """Move one parameter's values into the unit's memory.
+
+        Args:
+            record: The parameter.
+            source: Where its value comes from if it is on the meta device.
+        """
+        view, param = record.part.stored(record.slot), record.param
+        if param.is_meta:
+            assert source is not None
+            value = source.read(record.slot.names, param)
+            # its type of device cannot change in place; the parameter stays the same object
+            torch.utils.swap_tensors(param, torch.nn.Parameter(view))
+        else:
+            value = param.data
         with torch.no_grad():
-            view.copy_(record.param.data)
-        record.param.data = view
+            view.copy_(value)
+        param.data = view
 
     def leave(self, nans: NanSource) -> None:
         """The weights' memory on the device is going: parameters view NaN instead."""

@@ -14,7 +14,7 @@ from forebay.errors import TransferError
 from forebay.links.observer import NO_OBSERVER
 from forebay.model.layout import ITEM_BYTES
 from forebay.plan.memory import RING_SLOTS
-from forebay.plan.program import Lane
+from forebay.plan.program import Lane, OpKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -223,6 +223,35 @@ class Lanes:
     def join(self, tickets: Sequence[Any]) -> Any:
         """One ticket for the end of several."""
         return self.up.copy(self.core.CopyPlan(1), _BULK_PRIORITY, list(tickets), None, 0)
+
+    def stow(
+        self, spans: Sequence[tuple[int, int, int]], *, event: int, after: Sequence[Any]
+    ) -> Any:
+        """Copy (destination, source, bytes) spans of activations to the host, before bulk."""
+        return self._copy(self.down, Lane.DOWN, spans, after=after, event=event)
+
+    def bring_back(
+        self, spans: Sequence[tuple[int, int, int]], *, event: int, after: Sequence[Any]
+    ) -> Any:
+        """Copy (destination, source, bytes) spans of activations to the device, before bulk."""
+        return self._copy(self.up, Lane.UP, spans, after=after, event=event)
+
+    def _copy(
+        self,
+        link: Any,
+        lane: Lane,
+        spans: Sequence[tuple[int, int, int]],
+        *,
+        after: Sequence[Any],
+        event: int,
+    ) -> Any:
+        plan = self.core.CopyPlan(PIECE_BYTES)
+        for destination, source, nbytes in spans:
+            plan.append(destination, source, nbytes)
+        ticket = link.copy(plan, 0, list(after), None, event)
+        self.observer.doing(OpKind.ACTIVATION, "")
+        self.observer.submitted(lane, ticket, plan.nbytes)
+        return ticket
 
     def load(self, plan: Any, *, after: Sequence[Any], piecewise: Any, event: int) -> Any:
         """Copy weights up for a pass, each piece as soon as the same piece of `piecewise` is done.

@@ -43,6 +43,10 @@ class Moment(Enum):
     """It is enqueued."""
     STEP_END = "step_end"
     """The step returns."""
+    WEIGHTS_IN_TIME = "weights_in_time"
+    """A pass uses a unit whose weights live on the host, and they are there or on their way."""
+    WEIGHTS_LATE = "weights_late"
+    """They are fetched only now."""
     IDLE = "idle"
     """Device and lanes have done everything."""
 

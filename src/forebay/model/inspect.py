@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from forebay.errors import UnsupportedError
+from forebay.model.origin import origin_of
 from forebay.model.spec import ModelSpec, ParamSpec, UnitSpec
 from forebay.model.units import UnitMembers, units_by_blocks, units_by_size
 from forebay.model.whole import whole_modules
@@ -71,11 +72,24 @@ def refuse_wrapped(model: nn.Module) -> None:
                 f"parameter {name} is a DTensor",
                 hint="pass the plain model; forebay shards it by zero_optimization.stage",
             )
-        if param.is_meta:
+    refuse_meta(model)
+
+
+def refuse_meta(model: nn.Module) -> None:
+    """Refuse what is on the meta device and has no values to come.
+
+    Raises:
+        UnsupportedError: Parameters without an origin (`forebay.model.origin`), or buffers.
+    """
+    named = [] if origin_of(model) is not None else list(model.named_parameters())
+    for name, tensor in [*named, *model.named_buffers()]:
+        if tensor.is_meta:
+            kind = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
             raise UnsupportedError(
-                f"parameter {name} is on the meta device and has no values",
-                hint="load or initialise the weights first, for example model.to_empty(device="
-                "'cpu') and load_state_dict",
+                f"{kind} {name} is on the meta device and has no values",
+                hint="forebay.zero.weights_from(model, folder) reads parameters from safetensors "
+                "files; give buffers their values before, or use model.to_empty(device='cpu') and "
+                "load_state_dict",
             )
 
 
@@ -97,7 +111,7 @@ def _refuse_shared_memory(
     at: dict[tuple[torch.device, int], int] = {}
     everything = {id(t): t for t in [*model.parameters(), *model.buffers(), *trained.values()]}
     for key, tensor in everything.items():
-        if not tensor.numel() or type(tensor.data) is not torch.Tensor:
+        if not tensor.numel() or tensor.is_meta or type(tensor.data) is not torch.Tensor:
             continue
         other = at.setdefault((tensor.device, tensor.data_ptr()), key)
         if other != key and (key in trained or other in trained):

@@ -54,6 +54,8 @@ class Breakdown:
         wait_on_host: Exposed waiting while the update's threads worked.
         wait_on_read: Exposed waiting while state came from files.
         wait_on_write: Exposed waiting while state went to files.
+        weights_in_time: Uses of weights that live on the host and were fetched ahead.
+        weights_late: Uses of weights that were not.
     """
 
     step_seconds: float
@@ -77,6 +79,8 @@ class Breakdown:
     wait_on_host: float
     wait_on_read: float
     wait_on_write: float
+    weights_in_time: float = 0.0
+    weights_late: float = 0.0
 
     @property
     def up_gb_per_second(self) -> float:
@@ -98,6 +102,9 @@ class Breakdown:
             f"up: {self.up_bytes / 1e9:.3f} GB at {self.up_gb_per_second:.1f} GB/s",
             f"down: {self.down_bytes / 1e9:.3f} GB at {self.down_gb_per_second:.1f} GB/s",
         ]
+        uses = self.weights_in_time + self.weights_late
+        if uses:
+            parts.append(f"weights in time: {100 * self.weights_in_time / uses:.1f}% of {uses:.0f}")
         return " | ".join(parts)
 
     def sentence(self) -> str:
@@ -157,6 +164,8 @@ def break_down(record: StepRecord, *, before: StepRecord | None = None) -> Break
         wait_on_host=_wait_on(Row.HOST_UPDATE),
         wait_on_read=_wait_on(Row.READ),
         wait_on_write=_wait_on(Row.WRITE),
+        weights_in_time=record.weights_in_time,
+        weights_late=record.weights_late,
     )
 
 

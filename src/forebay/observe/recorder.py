@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from forebay.links.observer import Moment
@@ -30,6 +30,10 @@ __all__ = ["Recorder", "StepRecord"]
 _MOST_OPEN = 8
 
 
+# These are counted; they have no time of their own.
+_USES = (Moment.WEIGHTS_IN_TIME, Moment.WEIGHTS_LATE)
+
+
 @dataclass(slots=True)
 class _Window:
     """What was heard of one step."""
@@ -37,6 +41,7 @@ class _Window:
     heard: list[Marked | Waited | Submitted] = field(default_factory=list)
     stepped: bool = False
     last: Any = None
+    uses: dict[Moment, int] = field(default_factory=lambda: dict.fromkeys(_USES, 0))
 
 
 class Recorder:
@@ -64,6 +69,9 @@ class Recorder:
         """See `Observer`."""
         if moment is Moment.IDLE:
             self.flush()
+            return
+        if moment in _USES:
+            self._window.uses[moment] += 1
             return
         stamp = self._clock.stamp()
         begins = moment is Moment.FORWARD_BEGIN or moment is Moment.BACKWARD_BEGIN
@@ -127,4 +135,5 @@ class Recorder:
         self._clock.rebase(end)
         self._next_step += 1
         if record is not None:
-            self._on_record(record)
+            in_time, late = (window.uses[moment] for moment in _USES)
+            self._on_record(replace(record, weights_in_time=in_time, weights_late=late))

@@ -31,6 +31,8 @@ class StepRecord:
         agreed: When the norm was known and updates began; None when the step was skipped before.
         phases: "forward", "backward" and "step" in the order of time.
         timeline: Everything that ran for it, also after its end.
+        weights_in_time: Uses of units whose weights live on the host and were there, or coming.
+        weights_late: Uses of those that had to be fetched at that moment.
     """
 
     step: int
@@ -39,6 +41,8 @@ class StepRecord:
     agreed: float | None
     phases: tuple[Phase, ...]
     timeline: Timeline
+    weights_in_time: int = 0
+    weights_late: int = 0
 
     def phase_seconds(self, name: str) -> float:
         """Seconds of all phases of one name."""

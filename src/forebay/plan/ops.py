@@ -45,6 +45,9 @@ class OpKind(Enum):
     """Bring a streamed unit's state to the device, when there is room."""
     KEEP = "keep"
     """Keep a streamed unit's gradient on the device, or land it when its state found no room."""
+    ACTIVATION = "activation"
+    """Move a boundary activation to the host or back; no part of a program, since shapes are the
+    data's."""
     LOAD = "load"
     """Bring a unit's weights, which live on the host, to the device for a pass."""
     WRITE_BACK = "write_back"
@@ -64,6 +67,11 @@ class TriggerKind(Enum):
 
     GRADIENT = "gradient"
     """A unit's gradient of the present backward is complete."""
+    FORWARD_USE = "forward_use"
+    """A forward is about to use a unit whose weights live on the host, as far as the order is
+    known; a hint, by which the pool's policy loads ahead."""
+    BACKWARD_USE = "backward_use"
+    """A backward is."""
     BACKWARD = "backward"
     """The window's last backward begins."""
     STEP = "step"

@@ -11,9 +11,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from forebay.model.layout import ITEM_BYTES, SUM_ITEM_BYTES
+from forebay.plan.load_ops import load_ops
 from forebay.plan.ops import UPDATING, Lane, Op, OpKind, Trigger, TriggerKind, Turn
 from forebay.plan.placement import Accumulation, UpdatePlace, UpdateTime, WeightPlace
 from forebay.plan.records import records
+from forebay.plan.unit_bytes import state_bytes, sum_bytes, unit_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -76,34 +78,6 @@ class Program:
         return sum(op.nbytes * times[op.turn] for op in self.ops if op.lane is lane)
 
 
-def _unit_bytes(unit: UnitPlacement, placement: Placement, item_bytes: int | None = None) -> int:
-    """Bytes of what this rank holds of a unit's parameters, without padding."""
-    return sum(
-        placement.sharding.state(part).segment(slot).elements
-        * (item_bytes or ITEM_BYTES[part.dtype])
-        for part in unit.layout.parts
-        for slot in part.slots
-    )
-
-
-def _state_bytes(unit: UnitPlacement, placement: Placement) -> int:
-    """Bytes that a streamed unit's state moves each way, padding included."""
-    return sum(
-        placement.streamed_item_bytes(part.dtype, weights=unit.weights)
-        * placement.sharding.state(part).elements
-        for part in unit.layout.parts
-    )
-
-
-def _sum_bytes(unit: UnitPlacement, placement: Placement) -> int:
-    """Bytes of fp32 sums on the host that come up with a streamed unit's state."""
-    if placement.accumulation is not Accumulation.HOST_SUM or placement.backwards_per_update < 2:
-        return 0
-    return sum(
-        SUM_ITEM_BYTES * placement.sharding.state(part).elements for part in unit.layout.parts
-    )
-
-
 class _Builder:
     def __init__(self) -> None:
         self.ops: list[Op] = []
@@ -139,7 +113,7 @@ def _gradient_ops(builder: _Builder, unit: UnitPlacement, placement: Placement) 
         kind=OpKind.LAND,
         lane=Lane.DOWN,
         unit=index,
-        nbytes=_unit_bytes(unit, placement, item),
+        nbytes=unit_bytes(unit, placement, item),
         after=(norm,),
         trigger=trigger,
     )
@@ -159,7 +133,7 @@ def _streamed_ops(
         kind=OpKind.FETCH,
         lane=Lane.UP,
         unit=index,
-        nbytes=_state_bytes(unit, placement) + _sum_bytes(unit, placement),
+        nbytes=state_bytes(unit, placement) + sum_bytes(unit, placement),
         after=before,
         trigger=Trigger(TriggerKind.BACKWARD),
     )
@@ -181,7 +155,7 @@ def _fold(unit: UnitPlacement, placement: Placement, turn: Turn) -> Op:
         kind=OpKind.LAND_FOLD,
         lane=Lane.DOWN,
         unit=index,
-        nbytes=_unit_bytes(unit, placement),
+        nbytes=unit_bytes(unit, placement),
         trigger=Trigger(TriggerKind.GRADIENT, index),
         turn=turn,
     )
@@ -239,6 +213,8 @@ def build_program(placement: Placement, *, order: Sequence[int]) -> Program:
         Gradient operations in reverse order, then the agreement, then updates in `order`.
     """
     builder = _Builder()
+    for op in load_ops(placement, order=order):
+        builder.add(op)
     by_index = {unit.layout.index: unit for unit in placement.units}
     norms, lands = [], {}
     for index in reversed(order):
@@ -281,9 +257,11 @@ def _update_ops(
     updated = last = builder.add(update)
     follows: list[tuple[OpKind, Lane, int]] = []
     if unit.update is UpdatePlace.STREAMED:
-        follows.append((OpKind.WRITE_BACK, Lane.DOWN, _state_bytes(unit, placement)))
+        follows.append((OpKind.WRITE_BACK, Lane.DOWN, state_bytes(unit, placement)))
     if unit.update.lands:
-        follows.append((OpKind.PUBLISH, Lane.UP, _unit_bytes(unit, placement)))
+        # weights that live on the host are loaded by the passes that use them
+        up = 0 if unit.weights is WeightPlace.HOST else unit_bytes(unit, placement)
+        follows.append((OpKind.PUBLISH, Lane.UP, up))
     if unit.update is UpdatePlace.NVME:
         nbytes = sum(record.nbytes for record in _records(unit, placement))
         follows.append((OpKind.STORE, Lane.WRITE, nbytes))

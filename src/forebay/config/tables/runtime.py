@@ -22,13 +22,20 @@ _OUT_OF_SCOPE: Final = "forebay trains with offload and leaves this to others"
 
 _ACTIVATIONS: Final[tuple[Key, ...]] = (
     section("activation_checkpointing", "Activations that are recomputed in backward."),
+    honoured(
+        "activation_checkpointing.cpu_checkpointing",
+        FLAG,
+        "Keep on the host what `torch.utils.checkpoint` keeps of a forward (the inputs of "
+        "checkpointed regions, as `gradient_checkpointing_enable` makes them), copied beside "
+        "computation.",
+        default=False,
+    ),
     *(
         refused(
             f"activation_checkpointing.{name}", FLAG, meaning, default=False, instead=_USE_TORCH
         )
         for name, meaning in (
             ("partition_activations", "Share the kept activations over ranks."),
-            ("cpu_checkpointing", "Keep them in host memory."),
             ("contiguous_memory_optimization", "Keep them in one buffer."),
             ("synchronize_checkpoint_boundary", "Wait for the device at each boundary."),
             ("profile", "Time forward and backward of each part."),

@@ -1,0 +1,181 @@
+"""Boundary activations on the host: what checkpointing keeps goes down, and comes up in time.
+
+A checkpointed region keeps its inputs. Each leaves when the next one has been kept, so that the
+last ones, which backward needs first, never travel; backward brings them up two ahead. Where too
+many are on their way down, forward waits: else the host would run ahead of the device, and every
+activation would be there at once.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from forebay.tiers.ledger import Role
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import FrameType
+
+    from forebay.engine.state_memory import PartMemory
+    from forebay.links.lanes import Lanes
+    from forebay.tiers.host import HostArena
+
+__all__ = ["ActivationStore", "KeptActivation", "is_kept_by_checkpoint"]
+
+# Of a few kilobytes the calls cost more than the memory is worth.
+_LEAST_BYTES = 1 << 10
+# One is copied while the next is computed.
+_IN_FLIGHT = 2
+_AHEAD = 2
+
+
+class KeptActivation:
+    """One tensor, on the device or on the host."""
+
+    __slots__ = ("__weakref__", "down", "host", "shape", "tensor", "up", "version")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor: torch.Tensor | None = tensor.detach()
+        self.version = tensor._version
+        self.shape = tuple(tensor.shape)
+        self.host: torch.Tensor | None = None
+        self.down: Any = None
+        self.up: tuple[torch.Tensor, Any] | None = None
+
+
+class ActivationStore:
+    """Keeps boundary activations on the host.
+
+    Args:
+        lanes: The link.
+        memory: Where host memory comes from.
+
+    Attributes:
+        nbytes: Bytes that went down so far.
+    """
+
+    def __init__(self, lanes: Lanes, *, memory: PartMemory) -> None:
+        self._lanes = lanes
+        self._memory = memory
+        self._last: weakref.ref[KeptActivation] | None = None
+        self._leaving: deque[tuple[Any, weakref.ref[KeptActivation]]] = deque()
+        self._order: list[weakref.ref[KeptActivation]] = []
+        # Arenas that nobody uses, each with the transfers that may still touch it.
+        self._idle: list[tuple[HostArena, list[Any]]] = []
+        self.nbytes = 0
+
+    def keep(self, tensor: torch.Tensor) -> KeptActivation | None:
+        """Take a tensor that is saved for the backward; None where it should stay as it is."""
+        if (
+            tensor.nbytes < _LEAST_BYTES
+            or not tensor.is_contiguous()
+            or tensor.layout is not (torch.strided)
+        ):
+            return None
+        kept = KeptActivation(tensor)
+        before = self._last() if self._last is not None else None
+        if before is not None:
+            self._send_down(before)
+        self._last = weakref.ref(kept)
+        self._order.append(self._last)
+        return kept
+
+    def give(self, kept: KeptActivation) -> torch.Tensor:
+        """The tensor, for a node of the backward that is about to use it."""
+        self._bring_up_before(kept)
+        if kept.tensor is not None:
+            if kept.tensor._version != kept.version:
+                raise RuntimeError(
+                    "an input of a checkpointed region was modified by an inplace operation"
+                )
+            return kept.tensor
+        if kept.up is None:
+            self._bring_up(kept)
+        assert kept.up is not None
+        tensor, ticket = kept.up
+        with self._lanes.waiting("activations"):
+            self._lanes.accelerator.wait_for(ticket)
+        kept.up = None
+        return tensor
+
+    def _send_down(self, kept: KeptActivation) -> None:
+        tensor = kept.tensor
+        if tensor is None or kept.host is not None:
+            return
+        arena, after = self._arena(tensor.nbytes)
+        kept.host = arena.tensor(tensor.dtype, offset_bytes=0, elements=tensor.numel())
+        event = self._lanes.accelerator.record_event()
+        span = (kept.host.data_ptr(), tensor.data_ptr(), tensor.nbytes)
+        kept.down = self._lanes.stow([span], event=event.handle, after=after)
+        self._lanes.hold(kept.down, tensor, event, arena)
+        self.nbytes += tensor.nbytes
+        weakref.finalize(kept, self._idle.append, (arena, [kept.down])).atexit = False
+        self._leaving.append((kept.down, weakref.ref(kept)))
+        while self._leaving and (len(self._leaving) > _IN_FLIGHT or self._leaving[0][0].done):
+            ticket, leaving = self._leaving.popleft()
+            with self._lanes.waiting("activations to leave"):
+                ticket.wait()
+            gone = leaving()
+            if gone is not None:
+                gone.tensor = None
+        del tensor
+        self._lanes.reap()
+
+    def _bring_up_before(self, kept: KeptActivation) -> None:
+        """Backward is at `kept`: what was kept just before it comes next."""
+        alive = [ref for ref in self._order if ref() is not None]
+        self._order = alive
+        at = next((i for i, ref in enumerate(alive) if ref() is kept), 0)
+        for ref in alive[max(0, at - _AHEAD) : at]:
+            one = ref()
+            if one is not None and one.tensor is None and one.up is None:
+                self._bring_up(one)
+
+    def _bring_up(self, kept: KeptActivation) -> None:
+        assert kept.host is not None
+        tensor = torch.empty(
+            kept.shape, dtype=kept.host.dtype, device=self._lanes.accelerator.device
+        )
+        # The allocator may hand out memory that enqueued kernels still use: the copy waits.
+        event = self._lanes.accelerator.record_event()
+        span = (tensor.data_ptr(), kept.host.data_ptr(), tensor.nbytes)
+        ticket = self._lanes.bring_back([span], event=event.handle, after=[kept.down])
+        self._lanes.hold(ticket, tensor, event, kept.host)
+        kept.up = (tensor, ticket)
+
+    def _arena(self, nbytes: int) -> tuple[HostArena, Sequence[Any]]:
+        """Host memory of at least so many bytes, and what has to be done before it is written."""
+        fitting = [one for one in self._idle if one[0].nbytes >= nbytes]
+        if fitting:
+            chosen = min(fitting, key=lambda one: one[0].nbytes)
+            self._idle.remove(chosen)
+            return chosen[0], chosen[1]
+        if self._idle:  # shapes have changed: what is idle is too small
+            arena, tickets = self._idle.pop()
+            for ticket in tickets:
+                ticket.wait()
+            arena.close()
+        return self._memory.host_arena(nbytes, role=Role.ACTIVATIONS, what="activations"), []
+
+    def close(self) -> None:
+        """Give idle memory back."""
+        for arena, _ in self._idle:
+            arena.close()
+        self._idle.clear()
+
+
+def is_kept_by_checkpoint() -> bool:
+    """Whether the caller's caller was called by `torch.utils.checkpoint` to save an input."""
+    frame: FrameType | None = sys._getframe(2)
+    for _ in range(2):
+        if frame is None:
+            return False
+        if frame.f_code.co_filename.endswith("torch/utils/checkpoint.py"):
+            return True
+        frame = frame.f_back
+    return False

@@ -1,0 +1,41 @@
+"""Bytes of one unit that cross the link, seen from this rank."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from forebay.model.layout import ITEM_BYTES, SUM_ITEM_BYTES
+from forebay.plan.placement import Accumulation
+
+if TYPE_CHECKING:
+    from forebay.plan.placement import Placement, UnitPlacement
+
+__all__ = ["state_bytes", "sum_bytes", "unit_bytes"]
+
+
+def unit_bytes(unit: UnitPlacement, placement: Placement, item_bytes: int | None = None) -> int:
+    """Bytes of what this rank holds of a unit's parameters, without padding."""
+    return sum(
+        placement.sharding.state(part).segment(slot).elements
+        * (item_bytes or ITEM_BYTES[part.dtype])
+        for part in unit.layout.parts
+        for slot in part.slots
+    )
+
+
+def state_bytes(unit: UnitPlacement, placement: Placement) -> int:
+    """Bytes that a streamed unit's state moves each way, padding included."""
+    return sum(
+        placement.streamed_item_bytes(part.dtype, weights=unit.weights)
+        * placement.sharding.state(part).elements
+        for part in unit.layout.parts
+    )
+
+
+def sum_bytes(unit: UnitPlacement, placement: Placement) -> int:
+    """Bytes of fp32 sums on the host that come up with a streamed unit's state."""
+    if placement.accumulation is not Accumulation.HOST_SUM or placement.backwards_per_update < 2:
+        return 0
+    return sum(
+        SUM_ITEM_BYTES * placement.sharding.state(part).elements for part in unit.layout.parts
+    )

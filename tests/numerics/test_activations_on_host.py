@@ -1,0 +1,126 @@
+"""What checkpointing keeps travels to the host and back, and nothing else changes."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from forebay.engine import EngineOptions, offload_with
+from forebay.engine.options import ActivationPlace
+from forebay.links import FaultScript
+from forebay.plan import UpdatePlace, WeightPlace
+from forebay.tiers.ledger import Role, Tier
+from numerics.real_models import DEVICE, Job, by_offload, by_streaming
+from numerics.training import assert_same_bits
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable:FutureWarning")
+KINDS = {"reentrant": True, "non_reentrant": False}
+DOWN = EngineOptions(update=UpdatePlace.HOST, activations=ActivationPlace.HOST)
+LATE = FaultScript(seed=7, max_delay_us=400)
+AWAY = {
+    "activations": replace(DOWN, fault=LATE),
+    "both": replace(DOWN, weights=WeightPlace.HOST, pool_bytes=0, fault=LATE),
+}
+
+
+@functools.cache
+def _resident(job: Job):
+    torch.use_deterministic_algorithms(True)
+    try:
+        return by_offload(job, place=UpdatePlace.DEVICE)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("model", ["tied_llama", "mixtral", "transformer"])
+def test_same_bits(model, kind):
+    job = Job(model, dtype=torch.bfloat16, micro=2, checkpoints=kind)
+    expected = _resident(job)
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert_same_bits(expected, by_streaming(job, options=AWAY["both"]))
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+class _Deep(nn.Module):
+    def __init__(self, kind: bool, blocks: int) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.kind = kind
+        self.blocks = nn.ModuleList(nn.Linear(32, 32) for _ in range(blocks))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = x + torch.tanh(checkpoint(block, x, use_reentrant=self.kind))
+        return x
+
+
+def _train(kind: bool, options: EngineOptions, *, rows: int = 16):
+    model = _Deep(kind, 6).to(DEVICE)
+    _, optimizer = offload_with(
+        model,
+        torch.optim.AdamW(model.parameters(), lr=1e-2),
+        options=replace(options, device=DEVICE),
+    )
+    losses, engine = [], optimizer.engine
+    for step in range(5):
+        generator = torch.Generator().manual_seed(step)
+        x = torch.randn(rows + step % 2, 32, generator=generator).to(DEVICE).requires_grad_()
+        loss = model(x).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+        model.eval()
+        with torch.no_grad():
+            losses.append(model(x).sum().item())
+        model.train()
+    engine.synchronize()
+    engine.ledger.check()
+    store = engine.streaming.activations
+    held = engine.ledger.bytes(Tier.HOST, Role.ACTIVATIONS)
+    optimizer.close()
+    return losses, 0 if store is None else store.nbytes, held, engine
+
+
+@pytest.mark.parametrize("away", AWAY)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_inputs_of_all_regions_but_the_last_travel(kind, away):
+    expected, none, _, _ = _train(KINDS[kind], EngineOptions(update=UpdatePlace.DEVICE))
+    losses, moved, held, engine = _train(KINDS[kind], AWAY[away])
+    assert none == 0
+    assert losses == expected
+    # five of six inputs, each step
+    assert moved == sum(5 * (16 + step % 2) * 32 * 4 for step in range(5))
+    page = 4096
+    assert 5 * 16 * 32 * 4 <= held <= 6 * page
+    assert engine.ledger.bytes(Tier.HOST, Role.ACTIVATIONS) == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_graph_that_is_kept_or_dropped(kind):
+    model = _Deep(KINDS[kind], 6).to(DEVICE)
+    _, optimizer = offload_with(
+        model,
+        torch.optim.AdamW(model.parameters(), lr=1e-2),
+        options=replace(AWAY["activations"], device=DEVICE),
+    )
+    x = torch.ones(16, 32, device=DEVICE, requires_grad=True)
+    model(x).sum()  # no backward follows
+    if kind == "non_reentrant":
+        loss = model(x).pow(2).mean()
+        first = torch.autograd.grad(loss, x, retain_graph=True)[0]
+        second = torch.autograd.grad(loss, x)[0]
+        assert torch.equal(first, second)
+    loss = model(x).pow(2).mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.close()
+    assert optimizer.engine.ledger.bytes(Tier.HOST, Role.ACTIVATIONS) == 0
