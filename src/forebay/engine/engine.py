@@ -121,12 +121,7 @@ class Engine:
                 mark=self.lanes.mark,
             ),
         )
-        self.streaming.attach(
-            model,
-            owners=inspected.owners,
-            activations=options.activations,
-            before_copy=self._hooks.before_copy,
-        )
+        self.streaming.attach(model, owners=inspected.owners, options=options, hooks=self._hooks)
         self.collector.attach(self)
         self._by_param = {id(record.param): record for record in self.collector.records}
 

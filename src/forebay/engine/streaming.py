@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from forebay.engine.activations import ActivationStore
 from forebay.engine.host_weights import HostWeights
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from forebay.engine.hooks import ModuleHooks
+    from forebay.engine.options import EngineOptions
     from forebay.engine.record import ParamRecord
     from forebay.engine.state_memory import PartMemory
     from forebay.engine.unit import NanSource, Unit
@@ -92,18 +94,18 @@ class Streaming:
         root: nn.Module,
         *,
         owners: Sequence[Sequence[nn.Module]],
-        activations: ActivationPlace,
-        before_copy: Callable[[dict[int, Any] | None], None],
+        options: EngineOptions,
+        hooks: ModuleHooks,
     ) -> None:
         """Hook the modules; a no-op where no unit streams and activations stay.
 
         Args:
             root: The model.
             owners: For each parameter index, the modules that hold it.
-            activations: Where what checkpointing keeps waits.
-            before_copy: See `ModuleHook`.
+            options: Where what checkpointing keeps waits.
+            hooks: The hooks that every engine has; they know what to do when a model is copied.
         """
-        if activations is ActivationPlace.HOST:
+        if options.activations is ActivationPlace.HOST:
             self.activations = ActivationStore(self._lanes, memory=self._memory)
         elif not self._units:
             return
@@ -131,7 +133,7 @@ class Streaming:
             ),
             units_of={key: tuple(by_index[i] for i in found) for key, found in held.items()},
             members=members,
-            before_copy=before_copy,
+            before_copy=hooks.before_copy,
         )
 
     def declare(self, module: nn.Module, param: nn.Parameter) -> None:
