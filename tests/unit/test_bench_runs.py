@@ -217,21 +217,43 @@ def _without_processes(module, monkeypatch) -> None:
     monkeypatch.setattr(module, "ceilings", lambda device, *, limit_seconds: _profile())
 
 
-def test_step_command_in_small(capsys, monkeypatch, native):
+def test_step_command_in_small(tmp_path, capsys, monkeypatch, native):
     """Two sizes of every kind of contestant that needs no library but torch."""
     _without_processes(step_module, monkeypatch)
     words = "--size nano --micro-batch 1,2 --sequence 16 --steps 3 --device cpu"
     variants = "floor,none,r0,mix+0.5+0.5@2,fsdp2@2"
     try:
-        assert main(["bench", "step", *words.split(), "--variants", variants]) == 0
+        command = ["bench", "step", *words.split(), "--variants", variants]
+        assert main([*command, "--output", str(tmp_path)]) == 0
     finally:
         if distributed.is_initialized():
             distributed.destroy_process_group()
+    (table,) = tmp_path.glob("step-nano-16-to-32-tokens-*.md")
     out = capsys.readouterr().out
+    assert out in table.read_text()
     rows = [line.split("|")[1:3] for line in out.splitlines() if line.startswith("|")]
     times = [(tokens.strip(), name.strip()) for tokens, name in rows][2:10]
     assert times[:3] == [("16", "floor"), ("16", "none"), ("16", "r0")]
     assert times[3:] == [("32", name) for name in ("floor", "none", "r0", "mix+0.5+0.5", "fsdp2")]
+
+
+def test_what_was_found_is_kept_after_each_contestant(monkeypatch):
+    kept = []
+
+    def run_alone(spec: StepSpec, *, limit_seconds: float) -> Outcome:
+        if spec.variant == "r0":
+            raise KeyboardInterrupt
+        return Outcome(results=(_point(spec.variant, 8, 1.0),), failure="")
+
+    monkeypatch.setattr(step_module, "run_alone", run_alone)
+    monkeypatch.setattr(step_module, "ceilings", lambda device, *, limit_seconds: _profile())
+    spec = StepSpec(variant="floor", size="nano", device="cpu")
+    with pytest.raises(KeyboardInterrupt):
+        bench_step(spec, variants=["floor", "none", "r0"], keep=kept.append)
+    assert [[one["variant"] for one in found.results] for found in kept] == [
+        ["floor"],
+        ["floor", "none"],
+    ]
 
 
 def test_contestants_of_other_libraries_learn_the_same(monkeypatch, native):

@@ -165,6 +165,7 @@ def bench_step(
     *,
     variants: Sequence[str],
     progress: Callable[[str], None] = lambda _text: None,
+    keep: Callable[[StepBench], None] = lambda _found: None,
     limit_seconds: float = 600.0,
 ) -> StepBench:
     """Run every contestant.
@@ -173,6 +174,7 @@ def bench_step(
         spec: The work; its variant is replaced.
         variants: Contestants in the order of the run; see `forebay.bench.contestants` and `Entry`.
         progress: Told who runs, and of each result.
+        keep: Given what was found so far after each contestant: a run of an hour may be cut off.
         limit_seconds: A contestant that takes longer has not finished.
 
     Raises:
@@ -184,7 +186,8 @@ def bench_step(
     progress("the machine's ceilings")
     profile = ceilings(spec.device, limit_seconds=limit_seconds)
     results: list[dict[str, Any]] = []
-    failures = []
+    failures: list[tuple[str, str]] = []
+    found = StepBench(spec=spec, profile=profile, results=(), failures=())
     for entry, own_sizes in zip(entries, sizes, strict=True):
         progress(entry.variant)
         own = replace(
@@ -202,4 +205,6 @@ def bench_step(
         if outcome.failure:
             failures.append((entry.variant, outcome.failure))
             progress(f"{entry.variant} did not finish: {outcome.failure}")
-    return StepBench(spec=spec, profile=profile, results=tuple(results), failures=tuple(failures))
+        found = replace(found, results=tuple(results), failures=tuple(failures))
+        keep(found)
+    return found

@@ -13,6 +13,7 @@ import typer
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from forebay.bench.step import StepBench
     from forebay.bench.tables import Table
 
 __all__ = ["bench"]
@@ -114,12 +115,19 @@ def step(  # noqa: PLR0913 - one parameter an option
         device_budget=_bytes(device_budget),
         timeline=timeline,
     )
+    name = f"step-{size}-{'-to-'.join(map(str, spec.token_range))}-tokens"
+
+    def _keep(found: StepBench) -> None:
+        _write([step_table(found), memory_table(found)], found.as_dict(), name=name, output=output)
+
     found = bench_step(
-        spec, variants=variants.split(","), progress=_progress, limit_seconds=limit_seconds
+        spec,
+        variants=variants.split(","),
+        progress=_progress,
+        keep=_keep,
+        limit_seconds=limit_seconds,
     )
-    tokens = "-to-".join(str(count) for count in spec.token_range)
-    tables = [step_table(found), memory_table(found)]
-    _give(tables, found.as_dict(), name=f"step-{size}-{tokens}-tokens", output=output, json=as_json)
+    _show([step_table(found), memory_table(found)], found.as_dict(), json=as_json)
     return 0 if found.results else 1
 
 
@@ -291,8 +299,16 @@ def _bytes(text: str | None) -> int | None:
 def _give(
     tables: Sequence[Table], raw: dict[str, Any], *, name: str, output: Path | None, json: bool
 ) -> None:
+    _show(tables, raw, json=json)
+    _write(tables, raw, name=name, output=output)
+
+
+def _show(tables: Sequence[Table], raw: dict[str, Any], *, json: bool) -> None:
     shown = dumps(raw) if json else "\n".join(table.markdown() for table in tables)
     typer.echo(shown, nl=json)
+
+
+def _write(tables: Sequence[Table], raw: dict[str, Any], *, name: str, output: Path | None) -> None:
     if output is None:
         return
     from forebay.accelerators.select import default_device, device_name
