@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from checkpoint_cases import Layout, engine_of, run
+from checkpoint_cases import Layout, assert_same, engine_of, numbers, run
 from forebay.checkpoint.checksum import Checksum
 from forebay.checkpoint.header import MAX_HEADER_BYTES, parse_header
 from forebay.checkpoint.manifest_json import MAX_MANIFEST_BYTES
@@ -211,6 +211,95 @@ def test_any_value_in_any_place(saved, tmp_path_factory, data):
         assert len(error.message.splitlines()) == 1
     finally:
         shutil.rmtree(folder.parent)
+
+
+@pytest.fixture
+def fresh():
+    """Engines that have loaded nothing, each as long as it stays so."""
+
+    class Fresh:
+        engine = None
+
+        def get(self):
+            if self.engine is None:
+                self.engine = engine_of(Layout(), seed=3)
+                self.before = numbers(self.engine)
+            return self.engine
+
+        def drop(self):
+            self.engine.close()
+            self.engine = None
+
+    holder = Fresh()
+    yield holder
+    if holder.engine is not None:
+        holder.drop()
+
+
+# What an engine takes from a manifest beside tensors.
+_TAKEN = ("rule", "groups", "loss_scale", "scheduler", "random", "counters", "client_state", "data")
+_STRANGE = st.sampled_from(
+    [None, True, -1, 1.5, 1e308, 1 << 60, "", "x", [], [1], {}, {"a": 1}, {"$float": "nan"}]
+)
+
+
+@settings(
+    max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data())
+def test_an_engine_loads_any_value_or_stays_as_it_was(saved, tmp_path_factory, fresh, data):
+    body = json.loads((saved / "manifest.json").read_bytes())
+    taken = [path for path in _paths(body) if path and path[0] in _TAKEN and len(path) < 5]
+    path = data.draw(st.sampled_from(taken))
+    target = body
+    for key in path[:-1]:
+        target = target[key]
+    target[path[-1]] = data.draw(_STRANGE | _json)
+    folder = shutil.copytree(saved, tmp_path_factory.mktemp("any") / "one")
+    (folder / "manifest.json").write_bytes(_sealed(body))
+    engine = fresh.get()
+    try:
+        engine.load_checkpoint(folder.parent, "one")
+        run(engine, 1, 2)
+    except CheckpointError as error:
+        assert len(error.message.splitlines()) == 1
+        assert_same(numbers(engine), fresh.before)
+    else:
+        fresh.drop()
+    finally:
+        shutil.rmtree(folder.parent)
+
+
+_HEADERS = {
+    "other dtype": lambda entry: entry.update(dtype="I32"),
+    "other shape": lambda entry: entry.update(shape=[*entry["shape"], 7]),
+    "overlap": lambda entry: entry.update(data_offsets=[0, entry["data_offsets"][1]]),
+    "beyond the end": lambda entry: entry.update(
+        data_offsets=[value + (1 << 40) for value in entry["data_offsets"]]
+    ),
+    "backwards": lambda entry: entry.update(data_offsets=entry["data_offsets"][::-1]),
+    "gone": lambda entry: entry.clear(),
+}
+
+
+@pytest.mark.parametrize("attack", _HEADERS)
+def test_a_header_that_disagrees_with_the_manifest(saved, tmp_path, attack):
+    """Both have checksums that match."""
+    folder = shutil.copytree(saved, tmp_path / "one")
+    body = json.loads((folder / "manifest.json").read_bytes())
+    raw = (folder / _TENSORS).read_bytes()
+    end = 8 + int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8:end])
+    key = max(header, key=lambda name: header[name]["data_offsets"][0])
+    _HEADERS[attack](header[key])
+    if not header[key]:
+        del header[key]
+    text = json.dumps(header, separators=(",", ":")).encode().ljust(end - 8)
+    assert len(text) == end - 8
+    (folder / _TENSORS).write_bytes(raw[:8] + text + raw[end:])
+    body["files"][0]["header_crc32c"] = Checksum.CRC32C.of(raw[:8] + text)
+    (folder / "manifest.json").write_bytes(_sealed(body))
+    assert _TENSORS in _refused(folder)
 
 
 _entry = st.fixed_dictionaries(

@@ -144,7 +144,7 @@ def _read(body: Fields, checksum: Checksum) -> Manifest:
     known = _Known(frozenset(file.name for file in files), checksum)
     if len(known.files) != len(files):
         raise body.error("names a file twice")
-    groups = tuple(decode(item.values) for item in body.objects("groups"))
+    groups = tuple(_decoded(item) for item in body.objects("groups"))
     entries = tuple(
         _parameter(item, known=known, num_groups=len(groups)) for item in body.objects("parameters")
     )
@@ -161,17 +161,28 @@ def _read(body: Fields, checksum: Checksum) -> Manifest:
         rule=body.text("rule"),
         excludes_frozen=body.flag("excludes_frozen"),
         counters=counters,
-        loss_scale=decode(body.mapping("loss_scale")),
-        scheduler=decode(body.mapping_or_none("scheduler")),
-        random=decode(body.mapping("random")),
+        loss_scale=_decoded(body.child("loss_scale")),
+        scheduler=_decoded_or_none(body, "scheduler"),
+        random=_decoded(body.child("random")),
         random_tensors=_random_tensors(body, known),
-        data=decode(body.mapping_or_none("data")),
-        config=decode(body.mapping("config")),
-        model=decode(body.mapping("model")),
-        client_state=decode(body.mapping("client_state")),
+        data=_decoded_or_none(body, "data"),
+        config=_decoded(body.child("config")),
+        model=_decoded(body.child("model")),
+        client_state=_decoded(body.child("client_state")),
         writer=body.text("writer"),
         checksum=checksum,
     )
+
+
+def _decoded(item: Fields) -> dict[str, Any]:
+    value = decode(item.values)
+    if not isinstance(value, dict):
+        raise item.error("has a tuple or a number where entries belong")
+    return value
+
+
+def _decoded_or_none(body: Fields, name: str) -> dict[str, Any] | None:
+    return None if body.mapping_or_none(name) is None else _decoded(body.child(name))
 
 
 def _file(item: Fields, checksum: Checksum) -> FileEntry:

@@ -6,6 +6,7 @@ The format and the work are `forebay.checkpoint` and `forebay.engine`'s.
 from __future__ import annotations
 
 import logging
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -299,6 +300,12 @@ class Checkpoints:
                 f"is not what {type(scheduler).__name__} saves",
                 hint="load_lr_scheduler_states=False leaves the schedule as it is",
             )
+        for name, value in here.items():
+            if not _is_like(saved[name], value):
+                raise CheckpointError(
+                    f"the checkpoint's schedule has an impossible {name}",
+                    hint="load_lr_scheduler_states=False leaves the schedule as it is",
+                )
 
     def _go_on_from(self, manifest: Manifest) -> None:
         steps, counters = self._steps, manifest.counters
@@ -333,3 +340,14 @@ class Checkpoints:
             excludes_frozen=exclude_frozen_parameters,
         )
         return True
+
+
+def _is_like(value: Any, here: Any) -> bool:
+    """Whether a stranger's value can stand for one of a schedule's own."""
+    if here is None or value is None:
+        return True
+    if type(here) is float:
+        return type(value) in {int, float} and math.isfinite(value)
+    if isinstance(here, list | tuple) and isinstance(value, list | tuple):
+        return len(here) == len(value) and all(map(_is_like, value, here))
+    return type(value) is type(here)

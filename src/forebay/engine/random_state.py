@@ -49,7 +49,7 @@ class RandomState:
                 np.random.RandomState().set_state(_numpy(self.plain["numpy"]))
             if "torch_cpu" in self.tensors:
                 torch.Generator().set_state(self.tensors["torch_cpu"])
-        except (TypeError, ValueError, RuntimeError, OverflowError, IndexError) as error:
+        except (TypeError, ValueError, RuntimeError, OverflowError, LookupError) as error:
             raise CheckpointError(f"the saved random state is none: {error}") from error
 
     def restore(self) -> None:

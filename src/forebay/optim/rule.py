@@ -213,7 +213,12 @@ def _number(group: Mapping[str, Any], name: str) -> float:
 def _betas(group: Mapping[str, Any]) -> tuple[float, float]:
     if "betas" not in group:
         raise ConfigError("an optimizer group has no option betas")
-    first, second = group["betas"]
+    try:
+        first, second = group["betas"]
+    except (TypeError, ValueError):
+        raise ConfigError(
+            f"optimizer option betas is {group['betas']!r}, not two numbers"
+        ) from None
     return _finite(first, "betas[0]"), _finite(second, "betas[1]")
 
 
@@ -227,7 +232,10 @@ def _finite(value: float | torch.Tensor, name: str) -> float:
             )
         if value.numel() != 1:
             raise ConfigError(f"optimizer option {name} has {value.numel()} values instead of 1")
-    number = float(value)
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise ConfigError(f"optimizer option {name} is {value!r}, not a number") from None
     if not math.isfinite(number) or not math.isfinite(float32(number)):
         raise ConfigError(f"optimizer option {name} is {number}; it must be a finite float32")
     return number

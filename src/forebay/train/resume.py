@@ -111,7 +111,10 @@ def set_position(
                 hint="resume with the same data, --seed, --batch-size, --accumulation and "
                 "--sequence-length",
             )
-    loop.position = Position(int(data["epoch"]), int(data["row"]))
-    loop.tokens_done = int(data["tokens"])
-    loop.skips_in_a_row = int(data["skips_in_a_row"])
+    for name in ("epoch", "row", "tokens", "skips_in_a_row"):
+        if type(data.get(name)) is not int or data[name] < 0:
+            raise CheckpointError(f"the checkpoint's place in the data has no proper {name}")
+    loop.position = Position(data["epoch"], data["row"])
+    loop.tokens_done = data["tokens"]
+    loop.skips_in_a_row = data["skips_in_a_row"]
     loop.steps_done = steps
