@@ -37,19 +37,23 @@ if TYPE_CHECKING:
     from forebay import zero as zero
     from forebay.compat.api import add_config_arguments, initialize
     from forebay.compat.distributed import init_distributed
+    from forebay.engine.checkpoints import Checkpoints
     from forebay.engine.offload import offload
+    from forebay.engine.saving import SaveTiming
 
     __version__: str
 
 __all__ = [
     "BudgetError",
     "CheckpointError",
+    "Checkpoints",
     "ConfigError",
     "EngineClosedError",
     "ForebayError",
     "ForebayWarning",
     "GradientError",
     "PendingWeightError",
+    "SaveTiming",
     "StorageError",
     "TransferError",
     "UnsupportedError",
@@ -62,6 +66,8 @@ __all__ = [
 
 # Where each name that needs torch lives.
 _LAZY = {
+    "Checkpoints": "forebay.engine.checkpoints",
+    "SaveTiming": "forebay.engine.saving",
     "add_config_arguments": "forebay.compat.api",
     "init_distributed": "forebay.compat.distributed",
     "initialize": "forebay.compat.api",

@@ -70,6 +70,7 @@ def test_folder_of_a_run_holds_what_it_says(tmp_path: Path, capsys: Captured) ->
     assert (ran.code, ran.out, ran.err) == (0, "", "")
     assert {item.name for item in run.iterdir()} == {
         "resolved_config.json", "metrics.jsonl", "summary.json", "tensorboard", "model",
+        "tokenizer",
     }  # fmt: skip
     assert "is not empty" in forebay(capsys, *words).refusal()[0]
     (run / "model" / "config.json").unlink()

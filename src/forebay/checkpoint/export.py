@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from forebay.checkpoint.companions import Links, copy_tokenizer, find_tokenizer
 from forebay.checkpoint.disk import RealDisk
 from forebay.checkpoint.header import DTYPES, TensorSpec
 from forebay.checkpoint.manifest import BLOCK_BYTES, Kind, Role
@@ -50,6 +51,7 @@ class Exported:
         nbytes: Their bytes.
         is_adapter: Whether only a PEFT adapter was written, since only it was trained.
         has_config: Whether the folder has the model's configuration.
+        has_tokenizer: Whether it has a tokenizer.
     """
 
     path: str
@@ -58,6 +60,7 @@ class Exported:
     nbytes: int
     is_adapter: bool
     has_config: bool
+    has_tokenizer: bool
 
 
 class _Weight:
@@ -95,7 +98,9 @@ class _Weight:
             round_into(piece, read[: piece.numel()])
 
 
-def export(checkpoint: Checkpoint, out: Path, *, dtype: str | None = None) -> Exported:
+def export(
+    checkpoint: Checkpoint, out: Path, *, dtype: str | None = None, tokenizer: Path | None = None
+) -> Exported:
     """Write a folder that `from_pretrained` loads.
 
     Args:
@@ -103,6 +108,8 @@ def export(checkpoint: Checkpoint, out: Path, *, dtype: str | None = None) -> Ex
         out: A folder that is not there yet, or is empty.
         dtype: A key of `EXPORT_DTYPES` for weights in floating point; None keeps the dtype each
             was trained in. Buffers keep theirs.
+        tokenizer: A tokenizer's folder; None takes the one that `forebay train` kept in the run of
+            the checkpoint, if it is of one.
 
     Raises:
         CheckpointError: The checkpoint is damaged, or the folder cannot be written.
@@ -126,12 +133,19 @@ def export(checkpoint: Checkpoint, out: Path, *, dtype: str | None = None) -> Ex
         disk.remove_tree(partial)
         disk.make_folder(partial)
         has_config = _write(partial, sources, manifest, dtype=dtype, adapter=adapter)
+        links = Links.REFUSE if tokenizer is None else Links.FOLLOW
+        tokenizer = tokenizer or find_tokenizer(checkpoint.folder)
+        if tokenizer is not None:
+            copy_tokenizer(tokenizer, partial, disk=disk, links=links)
         disk.sync_folder(partial)
         disk.rename(partial, out)
         disk.sync_folder(out.parent)
     except OSError as error:
         disk.remove_tree(partial)
         raise CheckpointError(f"cannot write {out}: {error.strerror or error}") from error
+    except CheckpointError:
+        disk.remove_tree(partial)
+        raise
     return Exported(
         path=str(out),
         files=len(plan_files(sources, file_bytes=_FILE_BYTES)),
@@ -139,6 +153,7 @@ def export(checkpoint: Checkpoint, out: Path, *, dtype: str | None = None) -> Ex
         nbytes=sum(source.spec.nbytes for source in sources),
         is_adapter=adapter is not None,
         has_config=has_config,
+        has_tokenizer=tokenizer is not None,
     )
 
 

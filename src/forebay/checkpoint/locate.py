@@ -12,10 +12,11 @@ from forebay.errors import CheckpointError
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["CHECKPOINTS", "locate"]
+__all__ = ["CHECKPOINTS", "TOKENIZER", "locate"]
 
-# Where `forebay train` keeps them, in the run's folder.
+# Where `forebay train` keeps them, in the run's folder, and the tokenizer that belongs to them.
 CHECKPOINTS: Final = "checkpoints"
+TOKENIZER: Final = "tokenizer"
 
 
 def locate(path: Path) -> Path:

@@ -29,11 +29,15 @@ def export(
     dtype: Annotated[
         _Dtype | None, typer.Option(help="Of weights. Default: what each was trained in.")
     ] = None,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the tokenizer. Default: what forebay train kept in the run."),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print what was written as one JSON object.")
     ] = False,
 ) -> int:
-    """Write a checkpoint's weights as a Hugging Face folder.
+    """Write a checkpoint's weights as a Hugging Face folder, with configuration and tokenizer.
 
     Only a PEFT adapter is written where only it was trained.
     """
@@ -43,7 +47,9 @@ def export(
     from forebay.units_of_measure import format_bytes
 
     with Checkpoint(locate(checkpoint)) as opened:
-        written = run(opened, out, dtype=None if dtype is None else dtype.value)
+        written = run(
+            opened, out, dtype=None if dtype is None else dtype.value, tokenizer=tokenizer
+        )
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(written), indent=2))
         return 0
@@ -56,4 +62,6 @@ def export(
         typer.echo(
             "the model had no Hugging Face configuration, so there is no config.json", err=True
         )
+    if not written.has_tokenizer:
+        typer.echo("no tokenizer is known: --tokenizer names its folder", err=True)
     return 0

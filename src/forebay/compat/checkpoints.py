@@ -6,7 +6,6 @@ The format and the work are `forebay.checkpoint` and `forebay.engine`'s.
 from __future__ import annotations
 
 import logging
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ from forebay.engine.custom_load import load_by_hand
 from forebay.engine.import_state import import_torch_state
 from forebay.engine.restore import Scope, match, restore
 from forebay.engine.saving import CheckpointSaver, Latest, SaveRequest, SaveTiming
+from forebay.engine.schedule_state import check_schedule
 from forebay.engine.sixteen_bit import save_sixteen_bit
 from forebay.engine.snapshot import RunState
 from forebay.errors import CheckpointError, UnsupportedError
@@ -244,8 +244,8 @@ class Checkpoints:
                 is_strict=load_module_strict,
             )
             manifest = checkpoint.manifest
-            if not load_module_only:
-                self._check_schedule(manifest, is_wanted=load_lr_scheduler_states)
+            if load_lr_scheduler_states and not load_module_only:
+                check_schedule(scheduler, manifest.scheduler)
             checkpoint.verify(plan.roles)
             restore(self._core, checkpoint, plan)
             if custom_load_fn is not None:
@@ -277,35 +277,6 @@ class Checkpoints:
         )
         self._optimizer.show_steps()
         self._steps.discard()
-
-    def _check_schedule(self, manifest: Manifest, *, is_wanted: bool) -> None:
-        """Refuse a schedule that cannot go on, while nothing is changed yet."""
-        scheduler, saved = self._steps.scheduler, manifest.scheduler
-        if not is_wanted:
-            return
-        if (scheduler is None) != (saved is None):
-            raise CheckpointError(
-                "the checkpoint has the state of a schedule, and this engine has no schedule"
-                if scheduler is None
-                else "the checkpoint has no state for this engine's schedule",
-                hint="load_lr_scheduler_states=False leaves schedules as they are",
-            )
-        if scheduler is None or saved is None:
-            return
-        here = scheduler.state_dict()
-        differ = sorted(here.keys() ^ saved.keys())
-        if differ or here.get("name") != saved.get("name"):
-            raise CheckpointError(
-                f"the checkpoint's schedule is another one: {saved.get('name') or differ[0]!r} "
-                f"is not what {type(scheduler).__name__} saves",
-                hint="load_lr_scheduler_states=False leaves the schedule as it is",
-            )
-        for name, value in here.items():
-            if not _is_like(saved[name], value):
-                raise CheckpointError(
-                    f"the checkpoint's schedule has an impossible {name}",
-                    hint="load_lr_scheduler_states=False leaves the schedule as it is",
-                )
 
     def _go_on_from(self, manifest: Manifest) -> None:
         steps, counters = self._steps, manifest.counters
@@ -340,14 +311,3 @@ class Checkpoints:
             excludes_frozen=exclude_frozen_parameters,
         )
         return True
-
-
-def _is_like(value: Any, here: Any) -> bool:
-    """Whether a stranger's value can stand for one of a schedule's own."""
-    if here is None or value is None:
-        return True
-    if type(here) is float:
-        return type(value) in {int, float} and math.isfinite(value)
-    if isinstance(here, list | tuple) and isinstance(value, list | tuple):
-        return len(here) == len(value) and all(map(_is_like, value, here))
-    return type(value) is type(here)

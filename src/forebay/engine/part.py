@@ -331,7 +331,8 @@ class PartStorage:
             self.high_is_stale = False
 
     def close(self) -> None:
-        """Let go of all memory; the weights live on while parameters view them."""
+        """Let go of all memory once nobody reads it; weights live on while parameters view them."""
+        self.await_readers()
         self._own.clear()
         arenas = [*self._state.arenas, self._weights, self._gradient, self.spare]
         for arena in arenas:
@@ -341,7 +342,7 @@ class PartStorage:
             self.files.close()
         self.weights = self.own_weights = self.high = torch.empty(0)
         self.exp_avg = self.exp_avg_sq = torch.empty(0)
-        self._state.high = self.low = None
+        self._state.high = None
         self._state.exp_avg = self._state.exp_avg_sq = torch.empty(0)
         self._state.low = None
 

@@ -179,6 +179,7 @@ def _train(plan: _Plan, engine: Any, *, stop: StopSignals, console: Console) -> 
 
     loop = _loop(plan, engine, stop=stop, save=save_both)
     former = _resume(plan, engine, loop=loop, console=console)
+    plan.folder.keep_tokenizer(plan.corpus.tokenizer)
     reporter = RunReporter(
         console,
         metrics=plan.folder.metrics,

@@ -6,6 +6,7 @@ summary.json           how the run ended
 tensorboard/           the same figures for TensorBoard
 model/                 what AutoModelForCausalLM.from_pretrained loads
 checkpoints/           what --resume goes on from, a folder each
+tokenizer/             what forebay export puts beside a checkpoint's weights
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from safetensors import SafetensorError
 
-from forebay.checkpoint.locate import CHECKPOINTS
+from forebay.checkpoint.locate import CHECKPOINTS, TOKENIZER
 from forebay.errors import ConfigError, TransferError
 from forebay.train.options import ExistingOutput
 from forebay.units_of_measure import format_bytes
@@ -38,6 +39,7 @@ _TENSORBOARD: Final = "tensorboard"
 _MODEL: Final = "model"
 _PARTIAL: Final = ".model.partial"
 _REPLACED: Final = ".model.replaced"
+_PARTIAL_TOKENIZER: Final = f".{TOKENIZER}.partial"
 _OURS: Final = frozenset(
     {
         _CONFIG,
@@ -48,6 +50,8 @@ _OURS: Final = frozenset(
         _PARTIAL,
         _REPLACED,
         CHECKPOINTS,
+        TOKENIZER,
+        _PARTIAL_TOKENIZER,
         *(f".{name}.partial" for name in (_CONFIG, _METRICS, _SUMMARY)),
     }
 )
@@ -156,6 +160,24 @@ class RunFolder:
     def write_record(self, name: str, text: str) -> None:
         """Write a record of the run beside its summary."""
         self._write(name, text)
+
+    def keep_tokenizer(self, tokenizer: Tokenizer) -> None:
+        """Write the tokenizer for later exports, all at once.
+
+        Raises:
+            TransferError: It could not be written.
+        """
+        partial, final = self.path / _PARTIAL_TOKENIZER, self.path / TOKENIZER
+        try:
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir()
+            tokenizer.save(partial)
+            shutil.rmtree(final, ignore_errors=True)
+            partial.rename(final)
+        except OSError as error:
+            raise TransferError(
+                f"cannot write the tokenizer to {final}: {error.strerror or error}"
+            ) from error
 
     def require_room(self, nbytes: int) -> None:
         """Refuse a disk that cannot take the model, before hours are spent on it.
