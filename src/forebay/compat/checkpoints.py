@@ -19,7 +19,7 @@ from forebay.engine.saving import CheckpointSaver, Latest, SaveRequest, SaveTimi
 from forebay.engine.schedule_state import check_schedule
 from forebay.engine.sixteen_bit import save_sixteen_bit
 from forebay.engine.snapshot import RunState
-from forebay.errors import CheckpointError, UnsupportedError
+from forebay.errors import UnsupportedError
 from forebay.units_of_measure import format_bytes
 
 if TYPE_CHECKING:
