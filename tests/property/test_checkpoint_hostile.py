@@ -88,6 +88,7 @@ _ATTACKS = {
     "unknown dtype": lambda b: _parameter(b).update(dtype="F1"),
     "unknown kind": lambda b: _parameter(b).update(kind="magic"),
     "other kind": lambda b: _parameter(b).update(kind="frozen", group=None),
+    "group of a buffer": lambda b: b["parameters"][-1].update(group=[None]),
     "unknown group": lambda b: _parameter(b).update(group=7),
     "unknown role": lambda b: _parameter(b)["slices"].update(gradient=[]),
     "role less": lambda b: _parameter(b)["slices"].pop("exp_avg"),

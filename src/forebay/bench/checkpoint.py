@@ -174,7 +174,7 @@ def _row(spec: CheckpointSpec, rounds: tuple[SaveRound, ...]) -> tuple[str, ...]
 
 
 class _Training:
-    """A model of equal layers that trains on constant data."""
+    """A model of equal layers that trains on one batch."""
 
     def __init__(self, spec: CheckpointSpec) -> None:
         torch.manual_seed(0)
@@ -184,7 +184,8 @@ class _Training:
         source = torch.optim.AdamW(model.parameters(), lr=1e-4)
         options = EngineOptions(device=spec.device, update=_PLACES[spec.offload], clip_norm=1.0)
         self._model, self.optimizer = offload_with(model, source, options=options)
-        self._rows = torch.ones(spec.rows, _WIDTH, dtype=dtype, device=spec.device)
+        # Noise, so that moments are no pattern that a drive makes smaller.
+        self._rows = torch.randn(spec.rows, _WIDTH).to(dtype).to(spec.device)
 
     @property
     def engine(self) -> Engine:

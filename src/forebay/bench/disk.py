@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["DiskProbe"]
 
 _BLOCK: Final = 16 << 20
+_BLOCKS: Final = 8
 _WRITERS: Final = 4
 
 
@@ -30,8 +31,8 @@ class DiskProbe:
     def __init__(self, folder: Path) -> None:
         self._path = folder / "disk-probe"
         # Noise: a drive must not make it smaller. Page-aligned, as direct writes want it.
-        self._block = memoryview(mmap.mmap(-1, _BLOCK))
-        self._block[:] = os.urandom(_BLOCK)
+        self._noise = memoryview(mmap.mmap(-1, _BLOCK * _BLOCKS))
+        self._noise[:] = os.urandom(_BLOCK * _BLOCKS)
         self.is_direct = True
         try:
             os.close(self._open(os.O_DIRECT))
@@ -53,7 +54,8 @@ class DiskProbe:
 
             def write(at: int) -> None:
                 size = min(_BLOCK, nbytes - at)
-                if os.pwrite(file, self._block[:size], at) != size:
+                begin = at // _BLOCK % _BLOCKS * _BLOCK
+                if os.pwrite(file, self._noise[begin : begin + size], at) != size:
                     raise OSError(f"the disk took less than {size} bytes")
 
             with ThreadPoolExecutor(_WRITERS) as pool:

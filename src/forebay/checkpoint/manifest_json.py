@@ -209,7 +209,8 @@ def _parameter(item: Fields, *, known: _Known, num_groups: int) -> ParameterEntr
         raise item.error("has a parameter without a name")
     kind = item.choice("kind", Kind)
     group = item.values.get("group")
-    if (kind is Kind.TRAINED) != (type(group) is int) or not 0 <= (group or 0) < max(num_groups, 1):
+    is_proper = type(group) is int and 0 <= group < num_groups
+    if not (is_proper if kind is Kind.TRAINED else group is None):
         raise item.error(f"gives {names[0][:80]!r} a group that does not exist")
     dtype = item.text("dtype")
     if dtype not in DTYPES:
