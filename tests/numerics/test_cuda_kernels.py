@@ -285,6 +285,22 @@ def test_device_math_reads_all_sums_at_once_and_the_last_wins():
     assert math.read() == {}
 
 
+def test_updates_use_the_numbers_that_they_are_given():
+    """Tables stay on the device between the updates of one step, and of that step alone."""
+    math = triton_math.TritonMath(DEVICE)
+    elements = [700, 300]
+    grads = gradients(elements, torch.bfloat16)
+    for hypers in (HYPERS, tuple(reversed(HYPERS)), HYPERS):
+        for scale in (SCALE, SCALE / 2):
+            first = copy_of(state_of(elements, layout="split", out=None), DEVICE)
+            second = copy_of(first, DEVICE)
+            for _ in range(2):
+                terms = {"hypers": hypers, "hyper_of_segment": [0, 1], "scale": scale}
+                math.update(first, grads=moved(grads), **terms)
+                triton_math.update_(second, grads=moved(grads), **terms)
+            assert_same_state(first, second)
+
+
 @gpu_only
 def test_nothing_but_read_waits_for_the_device():
     math = triton_math.TritonMath(DEVICE)

@@ -171,7 +171,7 @@ def test_real_machine_numbers_make_sense():
 def polled(watch):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        watch.poll()
+        watch.look()
     return [warning.category for warning in caught]
 
 
@@ -198,3 +198,17 @@ def test_an_unreadable_proc_disables_the_watch(machine):
     assert polled(watch) == []
     machine.counters(10**9, 10**9)
     assert polled(watch) == []
+
+
+def test_a_poll_looks_every_few_seconds(machine, monkeypatch):
+    """Reading /proc at every step would cost more than the step's own bookkeeping."""
+    now = 100.0
+    monkeypatch.setattr("forebay.hardware.limits.time.monotonic", lambda: now)
+    machine.counters(0, 100)
+    watch = SwapWatch(machine.proc)
+    machine.counters(500_000, 400_000)
+    now += 1.0
+    watch.poll()  # too soon: a warning would be an error here
+    now += 10.0
+    with pytest.warns(ForebayWarning, match="swapped"):
+        watch.poll()

@@ -64,7 +64,7 @@ def safe_get_full_grad(param: torch.Tensor) -> torch.Tensor | None:
     record = hook.record
     if param.grad is None or record.state is GradientState.CONSUMED:
         return None
-    if param.grad is not record.standin:
+    if not record.holds(param.grad):
         return param.grad.detach().float()
     if record.state is GradientState.ABSENT:
         return None

@@ -147,7 +147,7 @@ class Collector:
         assert grad is not None
         if self.units[record.unit].departed:
             self._early.disturb(self.units[record.unit])
-        if grad is record.standin:
+        if record.holds(grad):
             addend = record.captured
             if addend is None:
                 return
@@ -257,7 +257,7 @@ class Collector:
         self._foreign = {
             record.index
             for record in self.records
-            if record.param.grad is not None and record.param.grad is not record.standin
+            if (grad := record.param.grad) is not None and not record.holds(grad)
         }
 
     def refuse_if_spoiled(self) -> None:
@@ -271,10 +271,10 @@ class Collector:
         `model.zero_grad()` does that; the window does not hear of it otherwise.
         """
         self.window.bury_dead()
+        if not (self.window.spoiled or self.departure.is_spread):
+            return
         held = [record for record in self.records if record.state is not GradientState.ABSENT]
-        cleared = all(record.param.grad is not record.standin for record in held)
-        begun = self.window.spoiled or self.departure.is_spread
-        if begun and held and cleared:
+        if held and not any(record.holds(record.param.grad) for record in held):
             boundary = self.window.boundary
             self.new_window()
             self.window.boundary = boundary
@@ -318,12 +318,12 @@ class Collector:
 
     def _take_truth(self, record: ParamRecord) -> None:
         grad = record.param.grad
-        if record.state is GradientState.UPDATED and grad is not record.standin:
+        if record.state is GradientState.UPDATED and not record.holds(grad):
             self._early.lost(record)
         if grad is None:
             if record.state is not GradientState.ABSENT:
                 record.discard()
-        elif grad is not record.standin:
+        elif not record.holds(grad):
             self._refuse(record, grad)
             record.refuse_given("replaced")
             record.discard()

@@ -389,7 +389,7 @@ class Engine:
             self.streaming.detach()
             self.collector.detach()
             for record in self.collector.records:
-                if record.param.grad is record.standin:
+                if record.holds(record.param.grad):
                     record.param.grad = None
             for unit in self.units:
                 for part in unit.parts:

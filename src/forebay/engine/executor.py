@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from forebay.engine.gradients import GradientPath, before_update
 from forebay.links.observer import Moment
-from forebay.optim.flat_state import FlatState, native_hypers, native_part
+from forebay.optim.flat_state import FlatState, native_part
 from forebay.plan.placement import MasterLayout, UpdatePlace
 from forebay.plan.program import UPDATING, Lane, OpKind, Trigger, TriggerKind, Turn
 
@@ -80,6 +80,7 @@ class Executor:
         self.spool: Spool | None = None
         self._order: UpdateOrder | None = None
         self._updates: dict[int, list[Any]] = {}
+        self._natives: dict[PartStorage, tuple[tuple[int, ...], Any]] = {}
         self._handlers: dict[OpKind, Callable[[Unit], None]] = {
             OpKind.GATHER: self._gather,
             OpKind.UPDATE: self._update,
@@ -243,21 +244,30 @@ class Executor:
                 continue
             part.await_readers()
             self.gradients.refresh_high(part)
-            state = _flat_state(part)
-            native = native_part(
-                self.lanes.core,
-                state,
-                grad=part.gradient_address,
-                grad_dtype=part.gradient_dtype,
-                out=_rounded_weights(part),
-                out_dtype=part.layout.dtype,
-            )
-            numbers = native_hypers(self.lanes.core, order.hypers)
+            native, numbers = self._native(part), order.native(self.lanes.core)
             ticket = self.lanes.update(
                 native, numbers, chosen, order.scale, self._piece, None, before_update(part)
             )
             part.ticket = tickets[-1] = self.lanes.hold(ticket, native)
         self._updates[unit.index] = tickets
+
+    def _native(self, part: PartStorage) -> Any:
+        """The native form of a part, which is used again while its addresses are the same."""
+        out = _rounded_weights(part)
+        key = (part.gradient_address, out, part.high.data_ptr(), part.exp_avg.data_ptr())
+        known = self._natives.get(part)
+        if known is not None and known[0] == key:
+            return known[1]
+        native = native_part(
+            self.lanes.core,
+            _flat_state(part),
+            grad=part.gradient_address,
+            grad_dtype=part.gradient_dtype,
+            out=out,
+            out_dtype=part.layout.dtype,
+        )
+        self._natives[part] = (key, native)
+        return native
 
     def _publish(self, unit: Unit) -> None:
         if unit.placement.update is UpdatePlace.NVME:

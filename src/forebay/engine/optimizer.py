@@ -37,12 +37,15 @@ class OffloadedOptimizer(torch.optim.Optimizer):
         self._source = source
         self._source_guard = source.register_step_pre_hook(_refuse_source)
         self._loss_is_scaled = False
-        for record in engine.collector.records:
+        # Each entry's "step" is a view, so that one operation sets all of them after a step.
+        self._steps = torch.zeros(len(engine.collector.records))
+        for record, step in zip(engine.collector.records, self._steps, strict=True):
             entry = source.state.pop(record.param, None)
             if entry:
                 check_entry(record, entry)
                 load_entry(record, entry)
-            self._entries[record.param] = state_of(record)
+            step.fill_(float(record.step))
+            self._entries[record.param] = state_of(record, step=step)
         self.engine = engine
 
     @property
@@ -89,9 +92,8 @@ class OffloadedOptimizer(torch.optim.Optimizer):
 
     def show_steps(self) -> None:
         """Let `state` show each parameter's own count of updates."""
-        for record in self.engine.collector.records:
-            if record.param in self._entries:
-                self._entries[record.param]["step"].fill_(float(record.step))
+        steps = [float(record.step) for record in self.engine.collector.records]
+        self._steps.copy_(torch.tensor(steps))
 
     def _refuse_unscaled(self) -> None:
         scale = self.engine.options.loss_scale.value
@@ -105,7 +107,9 @@ class OffloadedOptimizer(torch.optim.Optimizer):
         """Discard gradients; with `set_to_none=False` they are present with value 0."""
         if set_to_none:
             self.engine.zero_grad()
-            super().zero_grad(set_to_none=True)
+            for group in self.param_groups:
+                for param in group["params"]:
+                    param.grad = None
             return
         super().zero_grad(set_to_none=False)
         self.engine.collector.new_window()
@@ -218,7 +222,7 @@ class OffloadedOptimizer(torch.optim.Optimizer):
             group.update({name: value for name, value in saved.items() if name != "params"})
         for record, entry in pairs:
             load_entry(record, entry)
-            self._entries[record.param]["step"].fill_(float(record.step))
+        self.show_steps()
 
     def __getstate__(self) -> dict[str, Any]:
         raise UnsupportedError(

@@ -49,6 +49,7 @@ class Publisher:
         self._lanes = lanes
         self._nans = nans
         self._piece = piece_elements
+        self._plans: dict[PartStorage, tuple[tuple[int, ...], Any]] = {}
         self._residency = residency
         self._source = source
         self._is_gathered = is_gathered
@@ -105,10 +106,18 @@ class Publisher:
         self._residency.renew(unit, [r for r in unit.records if r.index in changed])
 
     def _plan(self, part: PartStorage, present: Sequence[ParamRecord]) -> Any:
-        """Spans from the host's new weights to the device, cut where the update's pieces are."""
-        plan = self._lanes.core.CopyPlan(1 << 62)
+        """Spans from the host's new weights to the device, cut where the update's pieces are.
+
+        Plans hold addresses; one is used again while it would be the same.
+        """
         item, pitch, source = _weights_on_host(part)
         target = part.own_weights.data_ptr()
+        key = (pitch, source, target, *[record.index for record in present])
+        known = self._plans.get(part)
+        if known is not None and known[0] == key:
+            return known[1]
+        plan = self._lanes.core.CopyPlan(1 << 62)
+        self._plans[part] = (key, plan)
         for record in present:
             start, end = record.segment.offset, record.segment.end
             while start < end:

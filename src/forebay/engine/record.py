@@ -24,6 +24,9 @@ __all__ = ["GradientState", "ParamRecord"]
 class GradientState(Enum):
     """Where a parameter's gradient is in the present window."""
 
+    # Enum's own runs in Python; transitions are looked up for every parameter several times a step.
+    __hash__ = object.__hash__
+
     ABSENT = "absent"
     """No addend yet, or discarded: the update skips the parameter."""
     OPEN = "open"
@@ -75,8 +78,6 @@ class ParamRecord:
         firings: Firings in the present backward.
         expected: Firings that the present backward will have, by the last one; a hint.
         captured: The addend that autograd just added into the stand-in.
-        standin: What `p.grad` holds while the gradient is ours; a new one after each discard, so
-            that one kept from an earlier window never shows this window's gradient.
         zeroed: The gradient was set to zero and got no addend since.
         was_given: This rank's gradient is part of a sum over ranks.
         pending: The parameter views NaN until its new weights have arrived.
@@ -111,7 +112,25 @@ class ParamRecord:
         self.away: torch.Tensor | None = None
         self.master_is_loaded = False
         self.loaded_low: torch.Tensor | None = None
-        self.standin = self._new_standin()
+        self._standin: StandIn | None = None
+
+    @property
+    def standin(self) -> StandIn:
+        """What `p.grad` holds while the gradient is ours.
+
+        A new one after each discard, so that one kept from an earlier window never shows this
+        window's gradient; made when first asked for, in backward, where nobody waits for it.
+        """
+        if self._standin is None:
+            # A proxy: the collector of garbage does not see what p.grad holds.
+            self._standin = StandIn(
+                self.part.stored(self.slot), weakref.proxy(self), device=self.part.device
+            )
+        return self._standin
+
+    def holds(self, grad: torch.Tensor | None) -> bool:
+        """Whether what `p.grad` holds is the present stand-in."""
+        return grad is not None and grad is self._standin
 
     @property
     def segment(self) -> Segment:
@@ -261,14 +280,10 @@ class ParamRecord:
 
     def discard(self) -> None:
         """Forget the gradient: absent. Whoever kept its stand-in cannot read it any more."""
-        if self.state is not GradientState.ABSENT:
-            self.standin.owner = _Gone(self.label)
-            self.standin = self._new_standin()
+        if self.state is not GradientState.ABSENT and self._standin is not None:
+            self._standin.owner = _Gone(self.label)
+            self._standin = None
         self._forget(GradientState.ABSENT)
-
-    def _new_standin(self) -> StandIn:
-        # A proxy: the collector of garbage does not see what p.grad holds.
-        return StandIn(self.part.stored(self.slot), weakref.proxy(self), device=self.part.device)
 
     def _refuse_if_updated(self) -> None:
         if self.state is GradientState.UPDATED:

@@ -28,9 +28,9 @@ _TENSORS = ("exp_avg", "exp_avg_sq", "master", "master_low")
 class FileEntry(Mapping[str, torch.Tensor]):
     """The entry of a parameter whose state is in a file: each look at a tensor reads it anew."""
 
-    def __init__(self, record: ParamRecord) -> None:
+    def __init__(self, record: ParamRecord, *, step: torch.Tensor) -> None:
         self._record = record
-        self._step = torch.tensor(float(record.step))
+        self._step = step
         self._names = ["step", "exp_avg", "exp_avg_sq"]
         if record.part.dtype is not torch.float32:
             self._names.append("master")
@@ -52,13 +52,18 @@ class FileEntry(Mapping[str, torch.Tensor]):
         return len(self._names)
 
 
-def state_of(record: ParamRecord) -> Mapping[str, Any]:
-    """The entry of a parameter; its tensors view the state's memory, or are read from its file."""
+def state_of(record: ParamRecord, *, step: torch.Tensor) -> Mapping[str, Any]:
+    """The entry of a parameter; its tensors view the state's memory, or are read from its file.
+
+    Args:
+        record: The parameter.
+        step: Shows its count of updates; whoever gives it keeps it up to date.
+    """
     part, slot = record.part, record.slot
     if part.files is not None:
-        return FileEntry(record)
+        return FileEntry(record, step=step)
     state: dict[str, Any] = {
-        "step": torch.tensor(float(record.step)),
+        "step": step,
         "exp_avg": part.state("exp_avg", slot),
         "exp_avg_sq": part.state("exp_avg_sq", slot),
     }

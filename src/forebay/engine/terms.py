@@ -6,10 +6,11 @@ the bound may be set at any time.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from forebay.errors import UnsupportedError
 from forebay.optim.clip import gradient_scale
+from forebay.optim.flat_state import native_hypers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,6 +34,13 @@ class UpdateOrder:
         self.hypers = tuple(hypers)
         self.hyper_of = hyper_of
         self.scale = scale
+        self._native: list[Any] | None = None
+
+    def native(self, core: Any) -> list[Any]:
+        """The hyperparameters in the native core's form."""
+        if self._native is None:
+            self._native = native_hypers(core, self.hypers)
+        return self._native
 
 
 class UpdateTerms:

@@ -51,22 +51,30 @@ class NanSource:
         self._scalars: dict[torch.dtype, torch.Tensor] = {}
         # Of parameters with one element: a write would pass through a shared scalar to all.
         self._private: list[torch.Tensor] = []
+        self._views: dict[tuple[tuple[int, ...], torch.dtype], torch.Tensor] = {}
+        self._addresses: set[int] = set()
 
     def view(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """A NaN tensor of stride 0, so that most writes raise."""
+        known = self._views.get((tuple(shape), dtype))
+        if known is not None:
+            return known
         scalar = self._scalars.get(dtype)
         if scalar is None:
             scalar = torch.full((), float("nan"), dtype=dtype, device=self._device)
             self._scalars[dtype] = scalar
+            self._addresses.add(scalar.data_ptr())
         if math.prod(shape) == 1:
             scalar = scalar.clone()
             self._private.append(scalar)
-        return scalar.expand(tuple(shape))
+            return scalar.expand(tuple(shape))
+        view = self._views[tuple(shape), dtype] = scalar.expand(tuple(shape))
+        return view
 
     def is_view(self, data: torch.Tensor) -> bool:
         """Whether a tensor is (a view of) a NaN of this source."""
         address = data.data_ptr()
-        return any(address == nan.data_ptr() for nan in [*self._scalars.values(), *self._private])
+        return address in self._addresses or any(address == nan.data_ptr() for nan in self._private)
 
     def check(self) -> None:
         """Raise PendingWeightError when someone wrote through a view; waits for the device."""
@@ -229,7 +237,7 @@ class Unit:
         written = [r for r in self._swapped if r.param._version != r.version]
         for record in self._swapped:
             record.pending = False
-            if record.slot.elements == 0 or nans.is_view(record.param.data):
+            if record.slot.elements == 0 or nans.is_view(record.param):
                 record.param.data = record.part.weight(record.slot)
         _mark_changed(self._swapped)
         self.state = WeightState.READY

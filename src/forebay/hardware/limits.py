@@ -6,6 +6,7 @@ Numbers and refusals only; what was placed is counted by `forebay.tiers.ledger`.
 from __future__ import annotations
 
 import resource
+import time
 import warnings
 from dataclasses import dataclass
 from enum import Enum
@@ -146,27 +147,35 @@ class SwapWatch:
         proc: The proc root.
     """
 
-    # 4 MiB of 4 KiB pages between two polls: a step that swaps does so by the gigabyte.
+    # 4 MiB of 4 KiB pages between two looks: a step that swaps does so by the gigabyte.
     _PAGES = 1024
+    # Reading both files takes half a millisecond and more, in which a device may stand idle.
+    _SECONDS = 5.0
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc = proc
         self._last = self._read()
+        self._looked = time.monotonic()
         self._warned = False
 
     def poll(self) -> None:
-        """Look at the counters; call it once per step (two small files are read)."""
-        if self._warned or self._last is None:
+        """Call it once per step; it looks at the counters every few seconds."""
+        if self._warned or self._last is None or time.monotonic() < self._looked + self._SECONDS:
             return
+        self._looked = time.monotonic()
+        self.look()
+
+    def look(self) -> None:
+        """Look at the counters now (two small files are read)."""
         now = self._read()
-        if now is None:
+        if now is None or self._last is None or self._warned:
             return
         swapped, faults = (new - old for new, old in zip(now, self._last, strict=True))
         self._last = now
         if min(swapped, faults) >= self._PAGES:
             self._warned = True
             warnings.warn(
-                f"host memory is being swapped: since the last step {swapped} pages came back "
+                f"host memory is being swapped: within a few seconds {swapped} pages came back "
                 f"from swap and this process waited for {faults} major faults; steps will be "
                 "far slower\nhint: lower forebay.host_budget, or free host memory",
                 ForebayWarning,

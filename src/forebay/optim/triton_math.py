@@ -61,6 +61,9 @@ class TritonMath:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._begun: list[tuple[tuple[int, ...], torch.Tensor]] = []
+        # What the last update was called with, and that on the device: a step updates many parts
+        # with the same numbers, and each small transfer costs as much as a launch.
+        self._terms: tuple[object, float, int, torch.Tensor, torch.Tensor] | None = None
 
     def square_sums(self, indices: Sequence[int], tensors: Sequence[torch.Tensor]) -> None:
         """Begin summing squares; a later call for an index replaces it."""
@@ -86,7 +89,24 @@ class TritonMath:
         scale: float | torch.Tensor,
     ) -> None:
         """Update the segments whose gradient is given, in the order of the current stream."""
-        update_(state, grads=grads, hypers=hypers, hyper_of_segment=hyper_of_segment, scale=scale)
+        numbers: Sequence[Hyper] | torch.Tensor = hypers
+        if not isinstance(scale, torch.Tensor):
+            numbers, scale = self._on_device(hypers, scale)
+        update_(state, grads=grads, hypers=numbers, hyper_of_segment=hyper_of_segment, scale=scale)
+
+    def _on_device(
+        self, hypers: Sequence[Hyper], scale: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The tables of an update, written in the current stream."""
+        on_gpu = self._device.type == "cuda"
+        stream = torch.cuda.current_stream(self._device).cuda_stream if on_gpu else 0
+        known = self._terms
+        if known is not None and known[0] is hypers and known[1:3] == (scale, stream):
+            return known[3], known[4]
+        numbers = _numbers(hypers, self._device)
+        factor = _to_device(torch.tensor([scale], dtype=torch.float32), self._device)
+        self._terms = (hypers, scale, stream, numbers, factor)
+        return numbers, factor
 
 
 def square_sums(
@@ -145,7 +165,7 @@ def update_(
     state: FlatState,
     *,
     grads: Sequence[torch.Tensor | None],
-    hypers: Sequence[Hyper],
+    hypers: Sequence[Hyper] | torch.Tensor,
     hyper_of_segment: Sequence[int],
     scale: float | torch.Tensor,
 ) -> None:
@@ -154,7 +174,7 @@ def update_(
     Args:
         state: The part, on one device; its tensors are contiguous.
         grads: Each segment's gradient, None for absent.
-        hypers: Distinct captured hyperparameters.
+        hypers: Distinct captured hyperparameters, or their table on the device.
         hyper_of_segment: Each segment's place in `hypers`, -1 for absent.
         scale: What gradients are multiplied by: a float32 number, or a 0-dim float32 tensor on
             the device, which is read there. `Hyper.sign` is in it already.
@@ -168,7 +188,7 @@ def update_(
             segments.setdefault(grad.dtype, []).append((grad.detach().contiguous(), start, hyper))
     if not segments:
         return
-    numbers = _numbers(hypers, device)
+    numbers = hypers if isinstance(hypers, torch.Tensor) else _numbers(hypers, device)
     factor = (
         scale
         if isinstance(scale, torch.Tensor)
