@@ -56,6 +56,7 @@ COMMANDS: dict[str, Run | ContinuousIntegration | Covered] = {
     "forebay plan 8B --machine 4090 --sequence 1024": Run(),
     "forebay plan 13B --machine v100-32 --nodes 4 --batch 512 --sequence 1024 --compare": Run(),
     "forebay plan 70B --machine a100-80 --hidden 8192 --layers 80 --config ready.json": Run(),
+    "forebay probe nvme . --most 256MiB": Run(),
     "forebay bench adam --output results": Covered(
         "tests/unit/test_bench.py::test_commands_write_tables"
     ),

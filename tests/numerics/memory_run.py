@@ -16,6 +16,7 @@ import gc
 import json
 import re
 import sys
+import tempfile
 from pathlib import Path
 
 import torch
@@ -82,7 +83,10 @@ def engine_for(model: nn.Module, case: dict):
         "bf16": {"enabled": "bfloat16" in (case["dtype"], case.get("cast_to"))},
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},
         "zero_optimization": {"stage": 1, "offload_optimizer": {"device": case["offload"]}},
+        "forebay": {"host_budget": case.get("host_budget")},
     }
+    if case["offload"] == "nvme":
+        config["zero_optimization"]["offload_optimizer"]["nvme_path"] = tempfile.gettempdir()
     return forebay.initialize(model=model, config=config)[0]
 
 

@@ -66,7 +66,7 @@ def test_the_report_explains_everything(tmp_path):
 def test_the_command_reports_and_measures(tmp_path, capsys, monkeypatch, native):
     assert main(["probe", "--report", "--json"]) == 0
     parts = {row["part"]: row["state"] for row in json.loads(capsys.readouterr().out)}
-    assert parts["io_uring"] == "missing"
+    assert parts["io_uring"] in {"works", "limited"}
     assert main(["probe", "--report"]) == 0
     assert "native core" in capsys.readouterr().out
     monkeypatch.setattr("forebay.probe.measuring.Effort", lambda **_: _SMALL)

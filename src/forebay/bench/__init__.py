@@ -6,6 +6,8 @@ from forebay.bench.adam import AdamBench, bench_adam
 from forebay.bench.checkpoint import CheckpointBench, CheckpointSpec, bench_checkpoint
 from forebay.bench.floor import Floor, floor_of
 from forebay.bench.lengths_bench import LengthsBench, bench_lengths
+from forebay.bench.nvme import NvmeBench, NvmeSpec, bench_nvme
+from forebay.bench.nvme_step import NvmeStepBench, NvmeStepSpec, bench_nvme_step
 from forebay.bench.reads_bench import ReadsBench, bench_reads
 from forebay.bench.spec import StepSpec
 from forebay.bench.step import StepBench, bench_step
@@ -17,6 +19,10 @@ __all__ = [
     "CheckpointSpec",
     "Floor",
     "LengthsBench",
+    "NvmeBench",
+    "NvmeSpec",
+    "NvmeStepBench",
+    "NvmeStepSpec",
     "ReadsBench",
     "StepBench",
     "StepSpec",
@@ -24,6 +30,8 @@ __all__ = [
     "bench_adam",
     "bench_checkpoint",
     "bench_lengths",
+    "bench_nvme",
+    "bench_nvme_step",
     "bench_reads",
     "bench_step",
     "floor_of",

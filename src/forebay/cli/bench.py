@@ -271,6 +271,80 @@ def checkpoint(  # noqa: PLR0913 - one parameter an option
     return 0
 
 
+@bench.command(name="nvme")
+def nvme(  # noqa: PLR0913 - one parameter an option
+    *,
+    folder: Annotated[Path, typer.Option(help="Where: on the drive to measure.")] = Path(),
+    size: Annotated[str, typer.Option(help="Of each read and write, as 1GiB.")] = "1GiB",
+    block: Annotated[str, typer.Option(help="Of one request, as 1MiB.")] = "1MiB",
+    depth: Annotated[int, typer.Option(help="Requests in flight.", min=1)] = 8,
+    repeats: _Repeats = 5,
+    output: _Output = None,
+    as_json: _Json = False,
+) -> int:
+    """Time the file queue beside fio, in turn; without fio, beside a plain loop.
+
+    Writes the size twelve times with two backends, and as often with each of fio's engines.
+    """
+    import tempfile
+
+    from forebay.bench.nvme import NvmeSpec, bench_nvme
+
+    with tempfile.TemporaryDirectory(prefix="forebay-bench-", dir=folder) as inside:
+        spec = NvmeSpec(
+            path=Path(inside),
+            nbytes=_bytes(size) or 0,
+            block_bytes=_bytes(block) or 0,
+            depth=depth,
+            rounds=repeats,
+        )
+        found = bench_nvme(spec, progress=_progress)
+    _give([found.table()], found.as_dict(), name="nvme", output=output, json=as_json)
+    return 0
+
+
+@bench.command(name="nvme-step")
+def nvme_step(  # noqa: PLR0913 - one parameter an option
+    *,
+    folder: Annotated[Path, typer.Option(help="Where: on the drive to measure.")] = Path(),
+    size: _Size = "1b",
+    micro_batch: _Micro = 8,
+    sequence: _Sequence = 2048,
+    steps: Annotated[int, typer.Option(help="Timed updates, after two of warm-up.", min=1)] = 6,
+    device: _Device = "auto",
+    host_budget: Annotated[
+        str | None,
+        typer.Option(help="Host memory for state, as 8GiB. Default: all of it is in files."),
+    ] = None,
+    buffers: Annotated[int, typer.Option(help="Pieces in host memory at once.", min=1)] = 8,
+    block: Annotated[str, typer.Option(help="Of one request, as 1MiB.")] = "1MiB",
+    depth: Annotated[int, typer.Option(help="Requests in flight.", min=1)] = 32,
+    output: _Output = None,
+    as_json: _Json = False,
+) -> int:
+    """Time steps with optimizer state in files beside computing, reading and writing alone.
+
+    Writes the state once and once for each step, and 14 GiB to measure the drive.
+    """
+    from forebay.bench.nvme_step import NvmeStepSpec, bench_nvme_step
+    from forebay.links.host_nvme import FileAccess
+
+    spec = NvmeStepSpec(
+        path=folder,
+        size=size,
+        micro_batch=micro_batch,
+        sequence=sequence,
+        steps=steps,
+        device=_device(device),
+        host_budget=_bytes(host_budget),
+        buffer_count=buffers,
+        access=FileAccess(block_bytes=_bytes(block) or 0, queue_depth=depth),
+    )
+    found = bench_nvme_step(spec, progress=_progress)
+    _give([found.table()], found.as_dict(), name=f"nvme-step-{size}", output=output, json=as_json)
+    return 0
+
+
 def _progress(text: str) -> None:
     typer.echo(f"measuring: {text}", err=True)
 

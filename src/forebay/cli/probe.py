@@ -26,10 +26,23 @@ _Drive = Annotated[
     typer.Option(help="Folder on a local drive for state; measured too.", file_okay=False),
 ]
 _Json = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
+_What = Annotated[
+    str | None,
+    typer.Argument(metavar="[nvme", help="nvme: measure a folder instead of the machine."),
+]
+_Path = Annotated[
+    Path | None, typer.Argument(metavar="PATH]", help="That folder, on a local drive.")
+]
+_Most = Annotated[
+    str, typer.Option("--most", help="What may be written to the folder in all, as 4GiB.")
+]
 
 
-def probe(
+def probe(  # noqa: PLR0913 - one parameter an option
+    what: _What = None,
+    path: _Path = None,
     *,
+    most: _Most = "4GiB",
     output: _Output = None,
     device: _Device = "auto",
     report: _Report = False,
@@ -40,8 +53,12 @@ def probe(
     """Measure this machine for the planner, or report what works on it.
 
     Under torchrun it measures between ranks too. Name the profile in the configuration as
-    "forebay": {"profile": FILE}.
+    "forebay": {"profile": FILE}. With `nvme PATH` it measures a folder for state in files instead,
+    and says what to write in "aio".
     """
+    if what is not None:
+        _drive(what, path, most=most, output=output, as_json=as_json)
+        return 0
     if report:
         _report(as_json=as_json)
         return 0
@@ -62,6 +79,35 @@ def probe(
         output.write_text(profile.as_json(), encoding="utf-8")
         typer.echo(f"wrote {output}", err=True)
     return 0
+
+
+def _drive(what: str, path: Path | None, *, most: str, output: Path | None, as_json: bool) -> None:
+    from forebay.probe.folder import probe_drive
+    from forebay.units_of_measure import parse_bytes
+
+    if what != "nvme" or path is None:
+        raise typer.BadParameter("write: forebay probe nvme PATH")
+    found = probe_drive(
+        path,
+        most_bytes=parse_bytes(most),
+        progress=lambda text: typer.echo(f"measuring: {text}", err=True),
+    )
+    for warning in found.warnings():
+        typer.echo(f"warning: {warning}", err=True)
+    if output is not None:
+        output.write_text(json.dumps(found.as_dict(), indent=2) + "\n", encoding="utf-8")
+        typer.echo(f"wrote {output}", err=True)
+    if as_json:
+        typer.echo(json.dumps(found.as_dict(), indent=2))
+        return
+    typer.echo(f"{'block':>9}  {'depth':>5}  {'read GB/s':>9}  {'write GB/s':>10}")
+    for one in found.settings:
+        mark = "  <-" if one == found.best else ""
+        typer.echo(
+            f"{one.block_bytes >> 10:>5} KiB  {one.depth:>5}  {one.read / 1e9:>9.2f}  "
+            f"{one.write / 1e9:>10.2f}{mark}"
+        )
+    typer.echo(json.dumps({"aio": found.aio}, indent=2))
 
 
 def _report(*, as_json: bool) -> None:

@@ -1,0 +1,42 @@
+"""Host memory stays within its budget while the state in files is four times as large."""
+
+from __future__ import annotations
+
+import pytest
+
+from numerics.test_memory import MIB, placed, run
+
+pytestmark = pytest.mark.timeout(200)
+
+# 25 million parameters: 302 MB of state, and 50 MB of bf16 gradients that land in host memory.
+CASE = {"offload": "nvme", "width": 1024, "depth": 24, "steps": 3}
+STATE = 12 * 24 * (1024 * 1024 + 1024)
+
+
+def _check(numbers: dict, budget: int) -> None:
+    assert placed(numbers, "host") <= budget
+    assert placed(numbers, "nvme") + placed(numbers, "host:hp") >= 0.8 * STATE
+    # what was resident before, and the weights' move out of the model, are not the host tier's
+    moved = placed(numbers, "device") - numbers["model"]
+    grown = numbers["peak"] - numbers["before"] - moved
+    # one gradient of the largest layer, and what Python and the heap take meanwhile
+    assert grown <= budget + 12 * MIB
+
+
+def test_a_budget_of_a_quarter_of_the_state():
+    budget = STATE // 4
+    (numbers,) = run({**CASE, "host_budget": budget})
+    _check(numbers, budget)
+    # what fits stays in memory, and only that
+    assert placed(numbers, "host") > 0.85 * budget
+    assert numbers["ledger"]["host:optim_states"] > 0
+
+
+@pytest.mark.slow
+def test_swap_buffers_scale_with_the_budget():
+    """64 MiB and a model of 40 MB: buffers take 8 MiB at most, and the run passes."""
+    budget = 64 * MIB
+    (numbers,) = run({**CASE, "depth": 19, "host_budget": budget})
+    assert numbers["model"] > 39_000_000
+    assert numbers["ledger"]["host:staging"] <= 8 * MIB + 5 * MIB  # and 4 MiB of scratch
+    assert placed(numbers, "host") <= budget

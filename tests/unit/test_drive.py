@@ -1,0 +1,174 @@
+"""Measuring a folder: where it lies, how fast it is, and how much of it is written meanwhile."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from forebay.bench.nvme import NvmeBench, NvmeSpec, bench_nvme
+from forebay.bench.nvme_step import NvmeStepBench, NvmeStepSpec
+from forebay.cli.main import main
+from forebay.errors import ConfigError, StorageError
+from forebay.hardware.storage import Storage, storage_of
+from forebay.probe.drive import Moved
+from forebay.probe.folder import DriveProbe, Setting, probe_drive
+
+MIB = 1 << 20
+
+_MOUNTS = """\
+21 1 254:0 / / rw,relatime - ext4 /dev/vda rw
+22 21 0:20 / {root}/net rw - nfs4 server:/home rw
+23 21 0:21 / {root}/net/deep/tmp rw - tmpfs tmpfs rw
+24 21 0:22 / {root}/with\\040space rw - overlay overlay rw
+25 21 0:23 / {root}/user rw - fuse.sshfs host:/ rw
+"""
+
+
+@pytest.fixture
+def machine(tmp_path):
+    """A proc and a sys of some machine, and folders on its mounts."""
+    root = tmp_path / "root"
+    for name in ("net/deep/tmp", "with space", "user", "plain", "netto"):
+        (root / name).mkdir(parents=True)
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self" / "mountinfo").write_text(_MOUNTS.format(root=root))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("folder", "kind", "words"),
+    [
+        ("plain", "ext4", ""),
+        ("netto", "ext4", ""),
+        ("net", "nfs4", "network or user-space"),
+        ("net/deep/tmp", "tmpfs", "host memory"),
+        ("with space", "overlay", "a container's own layer"),
+        ("user", "fuse.sshfs", "network or user-space"),
+    ],
+)
+def test_the_longest_mount_point_holds_a_folder(machine, folder, kind, words):
+    found = storage_of(machine / "root" / folder, proc=machine, sys=machine)
+    assert found.kind == kind
+    assert found.is_rotating is None
+    assert bool(found.warnings()) is bool(words)
+    assert words in " ".join(found.warnings())
+
+
+def test_a_rotating_disk_is_told_also_behind_a_partition(machine):
+    import os
+
+    folder = machine / "root" / "plain"
+    device = folder.stat().st_dev
+    block = machine / "dev" / "block" / f"{os.major(device)}:{os.minor(device)}"
+    (machine / "disk" / "queue").mkdir(parents=True)
+    (machine / "disk" / "queue" / "rotational").write_text("1\n")
+    (machine / "disk" / "part1").mkdir()
+    block.parent.mkdir(parents=True)
+    block.symlink_to(machine / "disk" / "part1")
+    found = storage_of(folder, proc=machine, sys=machine)
+    assert found.is_rotating is True
+    assert "rotates" in found.warnings()[0]
+
+
+def _written() -> int:
+    """Bytes that this process has sent to block devices."""
+    lines = Path("/proc/self/io").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("write_bytes"))
+
+
+def test_a_probe_writes_no_more_than_it_may_and_leaves_nothing(tmp_path):
+    told: list[str] = []
+    before = _written()
+    found = probe_drive(tmp_path, most_bytes=140 * MIB, progress=told.append)
+    assert found.written_bytes <= 140 * MIB
+    assert _written() - before <= 141 * MIB
+    assert list(tmp_path.iterdir()) == []
+    assert len(told) == 1 + len(found.settings)
+    assert told[1].startswith("1 of 16: blocks of 256.0 KiB, 1 in flight")
+    assert all(one.read > 0 and one.write > 0 for one in found.settings)
+    assert found.aio["block_size"] % 4096 == 0
+    assert found.best in found.settings
+
+
+def test_too_few_bytes_measure_nothing(tmp_path):
+    with pytest.raises(ConfigError, match=r"are too few for 16 settings"):
+        probe_drive(tmp_path, most_bytes=MIB)
+    with pytest.raises(StorageError, match="does not exist"):
+        probe_drive(tmp_path / "absent", most_bytes=1 << 30)
+
+
+def test_nearly_as_fast_with_less_in_flight_is_recommended(tmp_path):
+    rates = {(1 << 20, 1): 1.0, (1 << 20, 8): 2.9, (1 << 20, 32): 3.0, (4 << 20, 8): 2.95}
+    settings = tuple(
+        Setting(block_bytes=block, depth=depth, read=rate, write=rate)
+        for (block, depth), rate in rates.items()
+    )
+    storage = Storage(kind="ext4", source="/dev/nvme0", free_bytes=1, is_rotating=False)
+    found = DriveProbe(
+        path=tmp_path,
+        storage=storage,
+        backend="io_uring",
+        is_direct=False,
+        written_bytes=1,
+        settings=settings,
+    )
+    assert (found.aio["block_size"], found.aio["queue_depth"]) == (1 << 20, 8)
+    assert found.warnings() == ["there is no direct access here: these rates are the page cache's"]
+
+
+def test_the_command_prints_a_table_and_the_section(tmp_path, capsys):
+    assert main(["probe", "nvme", str(tmp_path), "--most", "140MiB"]) == 0
+    out, err = capsys.readouterr()
+    assert "<-" in out
+    section = json.loads(out[out.index("{") :])
+    assert set(section["aio"]) >= {"block_size", "queue_depth", "single_submit", "overlap_events"}
+    assert "measuring: 16 of 16" in err
+    assert main(["probe", "nvme"]) == 2
+    assert main(["probe", "disk", str(tmp_path)]) == 2
+
+
+def test_the_queue_is_timed_beside_a_loop_or_fio(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    found = bench_nvme(NvmeSpec(path=tmp_path, nbytes=4 * MIB, rounds=2))
+    assert {name for name, _ in found.rounds} == {
+        "forebay io_uring",
+        "forebay threads",
+        "a loop",
+    }
+    assert all(len(runs) == 2 for runs in found.rounds.values())
+    assert "| read | a loop |" in found.table().markdown()
+    json.dumps(found.as_dict())
+    with pytest.raises(ConfigError, match="whole number of blocks"):
+        bench_nvme(NvmeSpec(path=tmp_path, nbytes=5000))
+
+
+def test_ratios_are_taken_within_a_round(tmp_path):
+    def moved(rate: float, cpu: float) -> Moved:
+        return Moved(nbytes=10**9, seconds=1 / rate, cpu_seconds=cpu, backend="x")
+
+    rounds = {
+        (who, action): [moved(rate, 0.05) for rate in rates]
+        for action in ("read", "write")
+        for who, rates in {"forebay io_uring": (1.0, 3.0), "fio": (2.0, 3.0)}.items()
+    }
+    table = NvmeBench(spec=NvmeSpec(path=tmp_path), file_system="x", rounds=rounds).table()
+    assert table.rows[0] == ("read", "forebay io_uring", "2.00", "0.75", "0.50 - 1.00", "0.050")
+
+
+def test_a_step_is_set_beside_the_longest_of_three(tmp_path):
+    found = NvmeStepBench(
+        spec=NvmeStepSpec(path=tmp_path, device="cpu"),
+        file_system="x",
+        compute=1.0,
+        read=4e9,
+        write=2e9,
+        both=1e9,
+        read_bytes=12 * 10**9,
+        written_bytes=10 * 10**9,
+        steps=(5.0, 6.0, 7.0),
+    )
+    assert (found.floor, found.mixed_floor) == (5.0, 12.0)
+    assert found.table().rows[0][-2:] == ("1.20", "0.50")
+    json.dumps(found.as_dict())
