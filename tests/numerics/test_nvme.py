@@ -16,7 +16,7 @@ from forebay.engine.options import SumPlace, Timing
 from forebay.links import FaultScript
 from forebay.links.fake import FileFaultScript
 from forebay.links.host_nvme import FileAccess, FileBackendKind
-from forebay.plan import Lane, UpdatePlace
+from forebay.plan import Lane, UpdatePlace, WeightPlace
 from forebay.tiers.ledger import Tier
 from numerics.training import Recipe, assert_same_bits, reference, small_model, train
 from unit.engine_cases import batches, loss_of
@@ -91,6 +91,7 @@ ENGINES = {
     "synchronous": EngineOptions(timing=Timing.SYNCHRONOUS),
     "late_links": EngineOptions(fault=FaultScript(seed=3, max_delay_us=500), unit_elements=500),
     "some_in_memory": EngineOptions(host_budget=8 << 20, unit_elements=1),
+    "weights_on_the_host": EngineOptions(weights=WeightPlace.HOST),
 }
 
 
@@ -120,9 +121,12 @@ def test_files_change_no_bit(engine, buffers, access, tmp_path):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-@pytest.mark.parametrize("buffers", ["two_small", "in_turns"])
-def test_other_dtypes(dtype, buffers, tmp_path):
-    _check(Recipe(dtype=dtype, steps=5), _in_files(tmp_path, "blocks", buffers))
+@pytest.mark.parametrize(
+    ("engine", "buffers"),
+    [("blocks", "two_small"), ("blocks", "in_turns"), ("weights_on_the_host", "two_small")],
+)
+def test_other_dtypes(engine, buffers, dtype, tmp_path):
+    _check(Recipe(dtype=dtype, steps=5), _in_files(tmp_path, engine, buffers))
 
 
 @pytest.mark.parametrize("sums", ["learned", "host", "device"])

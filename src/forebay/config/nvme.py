@@ -19,7 +19,6 @@ _AIO: Final = (
     "intra_op_parallelism",
     "single_submit",
     "overlap_events",
-    "use_gds",
 )
 
 
@@ -40,7 +39,7 @@ def resolve_nvme(lookup: Lookup, *, device: str) -> NvmeSpec | None:
     count, elements, reads, writes = (lookup.take(f"{_OFFLOAD}.{name}") for name in _BUFFERS)
     if elements is None:
         lookup.annotate(f"{_OFFLOAD}.buffer_size", "as the host budget allows, at most 4 Mi")
-    block, depth, parallelism, single, overlap, _ = (lookup.take(f"aio.{name}") for name in _AIO)
+    block, depth, parallelism, single, overlap = (lookup.take(f"aio.{name}") for name in _AIO)
     return NvmeSpec(
         paths=(paths,) if isinstance(paths, str) else tuple(paths),
         buffer_count=count,

@@ -210,14 +210,12 @@ _AIO: Final[tuple[Key, ...]] = (
         default=True,
         auto=Auto.DEFAULT,
     ),
-    honoured(
+    hint(
         "aio.use_gds",
         FLAG,
         "Copy between device and drive directly.",
         default=False,
-        accepts=(False,),
-        reason="the update of state in files runs on the host, so its bytes go there anyway",
-        instead="delete it",
+        reason="state in files is updated on the host, where its bytes go anyway",
     ),
 )
 
