@@ -129,6 +129,18 @@ def test_other_dtypes(engine, buffers, dtype, tmp_path):
     _check(Recipe(dtype=dtype, steps=5), _in_files(tmp_path, engine, buffers))
 
 
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("micro", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("engine", "buffers", "access"), CASES)
+def test_files_change_no_bit_on_a_gpu(engine, buffers, access, dtype, micro, tmp_path):
+    if engine == "some_in_memory" and micro > 1:
+        pytest.skip("its budget is for one backward")
+    recipe = Recipe(dtype=dtype, steps=6, micro=micro, device="cuda")
+    _check(recipe, _in_files(tmp_path, engine, buffers, access))
+
+
 @pytest.mark.parametrize("sums", ["learned", "host", "device"])
 def test_several_backwards_per_update(sums, tmp_path):
     options = _in_files(tmp_path, "blocks", "two_small", paths=3)
