@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
-from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from forebay.cli.bench_nvme import nvme, nvme_step
+from forebay.cli.bench_words import (
+    bytes_of,
+    device_of,
+    give,
+    numbers,
+    progress,
+    show,
+    write,
+)
 
+if TYPE_CHECKING:
     from forebay.bench.step import StepBench
-    from forebay.bench.tables import Table
 
 __all__ = ["bench"]
 
@@ -74,6 +79,10 @@ _Elements = Annotated[int, typer.Option(help="Parameters of one pass.", min=1)]
 _Repeats = Annotated[int, typer.Option(help="Rounds.", min=1)]
 
 
+bench.command(name="nvme")(nvme)
+bench.command(name="nvme-step")(nvme_step)
+
+
 @bench.command(name="step")
 def step(  # noqa: PLR0913 - one parameter an option
     *,
@@ -104,30 +113,30 @@ def step(  # noqa: PLR0913 - one parameter an option
     spec = StepSpec(
         variant="floor",
         size=size,
-        micro_batches=_numbers(micro_batch, "--micro-batch"),
+        micro_batches=numbers(micro_batch, "--micro-batch"),
         sequence=sequence,
         accumulation=accumulation,
         steps=steps,
         clip=clip,
-        device=_device(device),
+        device=device_of(device),
         threads=threads,
-        host_budget=_bytes(host_budget),
-        device_budget=_bytes(device_budget),
+        host_budget=bytes_of(host_budget),
+        device_budget=bytes_of(device_budget),
         timeline=timeline,
     )
     name = f"step-{size}-{'-to-'.join(map(str, spec.token_range))}-tokens"
 
     def _keep(found: StepBench) -> None:
-        _write([step_table(found), memory_table(found)], found.as_dict(), name=name, output=output)
+        write([step_table(found), memory_table(found)], found.as_dict(), name=name, output=output)
 
     found = bench_step(
         spec,
         variants=variants.split(","),
-        progress=_progress,
+        progress=progress,
         keep=_keep,
         limit_seconds=limit_seconds,
     )
-    _show([step_table(found), memory_table(found)], found.as_dict(), json=as_json)
+    show([step_table(found), memory_table(found)], found.as_dict(), json=as_json)
     return 0 if found.results else 1
 
 
@@ -156,14 +165,14 @@ def reads(  # noqa: PLR0913 - one parameter an option
         micro_batches=(micro_batch,),
         sequence=sequence,
         reads=count,
-        device=_device(device),
+        device=device_of(device),
         threads=threads,
-        host_budget=_bytes(host_budget),
+        host_budget=bytes_of(host_budget),
     )
     found = bench_reads(
-        spec, variants=variants.split(","), progress=_progress, limit_seconds=limit_seconds
+        spec, variants=variants.split(","), progress=progress, limit_seconds=limit_seconds
     )
-    _give([found.table()], found.as_dict(), name=f"reads-{size}", output=output, json=as_json)
+    give([found.table()], found.as_dict(), name=f"reads-{size}", output=output, json=as_json)
     return 0 if found.results else 1
 
 
@@ -199,17 +208,17 @@ def lengths(  # noqa: PLR0913 - one parameter an option
         variant="floor",
         size=size,
         micro_batches=(micro_batch,),
-        lengths=_numbers(tokens, "--lengths"),
+        lengths=numbers(tokens, "--lengths"),
         steps=steps,
-        device=_device(device),
+        device=device_of(device),
         threads=threads,
-        host_budget=_bytes(host_budget),
-        device_budget=_bytes(device_budget),
+        host_budget=bytes_of(host_budget),
+        device_budget=bytes_of(device_budget),
     )
     found = bench_lengths(
-        spec, variants=variants.split(","), progress=_progress, limit_seconds=limit_seconds
+        spec, variants=variants.split(","), progress=progress, limit_seconds=limit_seconds
     )
-    _give([found.table()], found.as_dict(), name=f"lengths-{size}", output=output, json=as_json)
+    give([found.table()], found.as_dict(), name=f"lengths-{size}", output=output, json=as_json)
     return 0 if found.results else 1
 
 
@@ -227,9 +236,9 @@ def adam(
     """Time the update pass on the host against torch's and against a copy."""
     from forebay.bench.adam import bench_adam
 
-    counts = _numbers(threads, "--threads") if threads else None
-    found = bench_adam(elements=elements, repeats=repeats, threads=counts, progress=_progress)
-    _give([found.table()], found.as_dict(), name="adam", output=output, json=as_json)
+    counts = numbers(threads, "--threads") if threads else None
+    found = bench_adam(elements=elements, repeats=repeats, threads=counts, progress=progress)
+    give([found.table()], found.as_dict(), name="adam", output=output, json=as_json)
     return 0
 
 
@@ -261,142 +270,11 @@ def checkpoint(  # noqa: PLR0913 - one parameter an option
         millions=millions,
         rows=rows,
         rounds=repeats,
-        device=_device(device),
+        device=device_of(device),
     )
     variants = [(one, two) for one in precision.split(",") for two in offload.split(",")]
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="forebay-bench-", dir=folder) as inside:
-        found = bench_checkpoint(spec, folder=Path(inside), variants=variants, progress=_progress)
-    _give([found.table()], found.as_dict(), name="checkpoint", output=output, json=as_json)
+        found = bench_checkpoint(spec, folder=Path(inside), variants=variants, progress=progress)
+    give([found.table()], found.as_dict(), name="checkpoint", output=output, json=as_json)
     return 0
-
-
-@bench.command(name="nvme")
-def nvme(  # noqa: PLR0913 - one parameter an option
-    *,
-    folder: Annotated[Path, typer.Option(help="Where: on the drive to measure.")] = Path(),
-    size: Annotated[str, typer.Option(help="Of each read and write, as 1GiB.")] = "1GiB",
-    block: Annotated[str, typer.Option(help="Of one request, as 1MiB.")] = "1MiB",
-    depth: Annotated[int, typer.Option(help="Requests in flight.", min=1)] = 8,
-    repeats: _Repeats = 5,
-    output: _Output = None,
-    as_json: _Json = False,
-) -> int:
-    """Time the file queue beside fio, in turn; without fio, beside a plain loop.
-
-    Writes the size twelve times with two backends, and as often with each of fio's engines.
-    """
-    import tempfile
-
-    from forebay.bench.nvme import NvmeSpec, bench_nvme
-
-    with tempfile.TemporaryDirectory(prefix="forebay-bench-", dir=folder) as inside:
-        spec = NvmeSpec(
-            path=Path(inside),
-            nbytes=_bytes(size) or 0,
-            block_bytes=_bytes(block) or 0,
-            depth=depth,
-            rounds=repeats,
-        )
-        found = bench_nvme(spec, progress=_progress)
-    _give([found.table()], found.as_dict(), name="nvme", output=output, json=as_json)
-    return 0
-
-
-@bench.command(name="nvme-step")
-def nvme_step(  # noqa: PLR0913 - one parameter an option
-    *,
-    folder: Annotated[Path, typer.Option(help="Where: on the drive to measure.")] = Path(),
-    size: _Size = "1b",
-    micro_batch: _Micro = 8,
-    sequence: _Sequence = 2048,
-    steps: Annotated[int, typer.Option(help="Timed updates, after two of warm-up.", min=1)] = 6,
-    device: _Device = "auto",
-    host_budget: Annotated[
-        str | None,
-        typer.Option(help="Host memory for state, as 8GiB. Default: all of it is in files."),
-    ] = None,
-    buffers: Annotated[int, typer.Option(help="Pieces in host memory at once.", min=1)] = 8,
-    block: Annotated[str, typer.Option(help="Of one request, as 1MiB.")] = "1MiB",
-    depth: Annotated[int, typer.Option(help="Requests in flight.", min=1)] = 32,
-    output: _Output = None,
-    as_json: _Json = False,
-) -> int:
-    """Time steps with optimizer state in files beside computing, reading and writing alone.
-
-    Writes the state once and once for each step, and 14 GiB to measure the drive.
-    """
-    from forebay.bench.nvme_step import NvmeStepSpec, bench_nvme_step
-    from forebay.links.host_nvme import FileAccess
-
-    spec = NvmeStepSpec(
-        path=folder,
-        size=size,
-        micro_batch=micro_batch,
-        sequence=sequence,
-        steps=steps,
-        device=_device(device),
-        host_budget=_bytes(host_budget),
-        buffer_count=buffers,
-        access=FileAccess(block_bytes=_bytes(block) or 0, queue_depth=depth),
-    )
-    found = bench_nvme_step(spec, progress=_progress)
-    _give([found.table()], found.as_dict(), name=f"nvme-step-{size}", output=output, json=as_json)
-    return 0
-
-
-def _progress(text: str) -> None:
-    typer.echo(f"measuring: {text}", err=True)
-
-
-def _numbers(text: str, option: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(one) for one in text.split(","))
-    except ValueError:
-        raise typer.BadParameter(
-            f"{text!r} is no list of whole numbers, as 2,4,8", param_hint=option
-        ) from None
-
-
-def _device(name: str) -> str:
-    from forebay.accelerators.select import default_device
-
-    return default_device().type if name == "auto" else name
-
-
-def _bytes(text: str | None) -> int | None:
-    from forebay.units_of_measure import parse_bytes
-
-    return None if text is None else parse_bytes(text)
-
-
-def _give(
-    tables: Sequence[Table], raw: dict[str, Any], *, name: str, output: Path | None, json: bool
-) -> None:
-    _show(tables, raw, json=json)
-    _write(tables, raw, name=name, output=output)
-
-
-def _show(tables: Sequence[Table], raw: dict[str, Any], *, json: bool) -> None:
-    shown = dumps(raw) if json else "\n".join(table.markdown() for table in tables)
-    typer.echo(shown, nl=json)
-
-
-def _write(tables: Sequence[Table], raw: dict[str, Any], *, name: str, output: Path | None) -> None:
-    if output is None:
-        return
-    from forebay.accelerators.select import default_device, device_name
-    from forebay.bench.tables import write_result
-    from forebay.hardware.profile import Machine
-
-    on_host = name == "adam" or "cpu" in (raw.get("device"), raw.get("spec", {}).get("device"))
-    device = "cpu" if on_host else device_name(default_device())
-    path = write_result(
-        output,
-        tables,
-        name=name,
-        machine=Machine.read(device),
-        command=shlex.join(["forebay", *sys.argv[1:]]),
-        raw=raw,
-    )
-    typer.echo(f"wrote {path}", err=True)

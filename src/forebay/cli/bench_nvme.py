@@ -1,0 +1,94 @@
+"""`forebay bench nvme` and `nvme-step`: the file queue, and training steps that wait for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from forebay.cli.bench_words import bytes_of, device_of, give, progress
+
+__all__ = ["nvme", "nvme_step"]
+
+_Output = Annotated[
+    Path | None, typer.Option(help="Folder for the table and its raw numbers. Default: none.")
+]
+_Json = Annotated[bool, typer.Option("--json", help="Print raw numbers instead of the table.")]
+_Size = Annotated[str, typer.Option(help="Llama shape: nano, tiny, 1b, 3b or 7b.")]
+_Micro = Annotated[int, typer.Option("--micro-batch", help="Rows of one forward.", min=1)]
+_Sequence = Annotated[int, typer.Option(help="Tokens in a row.", min=1)]
+_Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+_Repeats = Annotated[int, typer.Option(help="Rounds.", min=1)]
+
+
+def nvme(  # noqa: PLR0913 - one parameter an option
+    *,
+    folder: Annotated[Path, typer.Option(help="Where: on the drive to measure.")] = Path(),
+    size: Annotated[str, typer.Option(help="Of each read and write, as 1GiB.")] = "1GiB",
+    block: Annotated[str, typer.Option(help="Of one request, as 1MiB.")] = "1MiB",
+    depth: Annotated[int, typer.Option(help="Requests in flight.", min=1)] = 8,
+    repeats: _Repeats = 5,
+    output: _Output = None,
+    as_json: _Json = False,
+) -> int:
+    """Time the file queue beside fio, in turn; without fio, beside a plain loop.
+
+    Writes the size twelve times with two backends, and as often with each of fio's engines.
+    """
+    import tempfile
+
+    from forebay.bench.nvme import NvmeSpec, bench_nvme
+
+    with tempfile.TemporaryDirectory(prefix="forebay-bench-", dir=folder) as inside:
+        spec = NvmeSpec(
+            path=Path(inside),
+            nbytes=bytes_of(size) or 0,
+            block_bytes=bytes_of(block) or 0,
+            depth=depth,
+            rounds=repeats,
+        )
+        found = bench_nvme(spec, progress=progress)
+    give([found.table()], found.as_dict(), name="nvme", output=output, json=as_json)
+    return 0
+
+
+def nvme_step(  # noqa: PLR0913 - one parameter an option
+    *,
+    folder: Annotated[Path, typer.Option(help="Where: on the drive to measure.")] = Path(),
+    size: _Size = "1b",
+    micro_batch: _Micro = 8,
+    sequence: _Sequence = 2048,
+    steps: Annotated[int, typer.Option(help="Timed updates, after two of warm-up.", min=1)] = 6,
+    device: _Device = "auto",
+    host_budget: Annotated[
+        str | None,
+        typer.Option(help="Host memory for state, as 8GiB. Default: all of it is in files."),
+    ] = None,
+    buffers: Annotated[int, typer.Option(help="Pieces in host memory at once.", min=1)] = 8,
+    block: Annotated[str, typer.Option(help="Of one request, as 1MiB.")] = "1MiB",
+    depth: Annotated[int, typer.Option(help="Requests in flight.", min=1)] = 32,
+    output: _Output = None,
+    as_json: _Json = False,
+) -> int:
+    """Time steps with optimizer state in files beside computing, reading and writing alone.
+
+    Writes the state once and once for each step, and 14 GiB to measure the drive.
+    """
+    from forebay.bench.nvme_step import NvmeStepSpec, bench_nvme_step
+    from forebay.links.host_nvme import FileAccess
+
+    spec = NvmeStepSpec(
+        path=folder,
+        size=size,
+        micro_batch=micro_batch,
+        sequence=sequence,
+        steps=steps,
+        device=device_of(device),
+        host_budget=bytes_of(host_budget),
+        buffer_count=buffers,
+        access=FileAccess(block_bytes=bytes_of(block) or 0, queue_depth=depth),
+    )
+    found = bench_nvme_step(spec, progress=progress)
+    give([found.table()], found.as_dict(), name=f"nvme-step-{size}", output=output, json=as_json)
+    return 0
