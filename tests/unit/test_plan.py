@@ -185,8 +185,11 @@ def test_shards_get_smaller_with_more_devices(stage, recompute):
         ).total("device")
         for nodes in (1, 2, 64)
     ]
-    assert sizes == sorted(sizes, reverse=True)
-    assert (sizes[0] > sizes[2]) is (stage > 0)
+    if stage == 0:
+        # Padding for more ranks is all that changes.
+        assert sizes == pytest.approx([sizes[0]] * 3, rel=0.01)
+    else:
+        assert sizes[0] > sizes[1] > sizes[2]
 
 
 def test_what_a_node_shares_is_divided_by_its_devices():

@@ -20,12 +20,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from forebay.plan.fluid import Span
-    from forebay.plan.placement import Placement, UnitPlacement
+    from forebay.plan.placement import Placement, Sharding, UnitPlacement
     from forebay.plan.program import Program
     from forebay.plan.solve import Rates
 
 __all__ = ["ComputeSeconds", "ScheduledOp", "Simulation", "simulate"]
 
+# The last of these that a unit has makes its new weights ready.
+_RENEWS = (OpKind.UPDATE, OpKind.PUBLISH, OpKind.GATHER)
 # A waited-for weight passes bulk traffic, as in the lanes.
 _BULK = 1 << 30
 # Device memory traffic of an update per parameter: read and write fp32 state, gradient, weight.
@@ -110,6 +112,7 @@ class _Interpreter:
     ) -> None:
         self._program = program
         self._units = {unit.layout.index: unit for unit in placement.units}
+        self._sharding = placement.sharding
         self._rates = rates
         self._compute = compute
         self._order = tuple(order)
@@ -184,7 +187,7 @@ class _Interpreter:
     def _ready(self, window: int, last: int) -> dict[int, int]:
         ready: dict[int, int] = {}
         for op in self._program.ops:
-            if op.unit is not None and op.kind in (OpKind.UPDATE, OpKind.PUBLISH):
+            if op.unit is not None and op.kind in _RENEWS:
                 ready[op.unit] = self.draft.ops[op.index, window, last]
         return ready
 
@@ -203,16 +206,19 @@ class _Interpreter:
         if op.lane in (Lane.READ, Lane.WRITE):
             rate = rates.file_read if op.lane is Lane.READ else rates.file_write
             return Task(lane=op.lane, work=op.nbytes, rate=rate, memory=1.0, after=after)
+        if op.lane is Lane.RANKS:
+            seconds = op.nbytes / rates.ranks + rates.collective_seconds
+            return Task(lane=Lane.RANKS, work=seconds, after=after)
         if op.unit is None:
             return Task(lane=None, after=after)
         unit = self._units[op.unit]
         if op.lane is Lane.HOST:
-            traffic = _host_bytes(unit, op.kind)
+            traffic = _host_bytes(unit, op.kind, sharding=self._sharding)
             rate = rates.update or rates.host_memory
             return Task(lane=Lane.HOST, work=traffic, rate=rate, memory=1.0, after=after)
         if op.kind is OpKind.UPDATE:
-            traffic = _DEVICE_UPDATE_BYTES * unit.layout.parameter_elements
-            seconds = traffic / rates.device_memory
+            own = sum(self._sharding.state(part).elements for part in unit.layout.parts)
+            seconds = _DEVICE_UPDATE_BYTES * own / rates.device_memory
             return Task(lane=Lane.COMPUTE, work=seconds, after=after)
         return Task(lane=None, after=after)
 
@@ -234,17 +240,19 @@ def _shown(op: Op, name: str) -> tuple[Row, str, int] | None:
         Lane.HOST: Row.HOST_UPDATE,
         Lane.READ: Row.READ,
         Lane.WRITE: Row.WRITE,
+        Lane.RANKS: Row.RANKS,
     }
     return (rows[op.lane], name, op.nbytes) if op.lane in rows else None
 
 
-def _host_bytes(unit: UnitPlacement, kind: OpKind) -> float:
-    """Host memory traffic of an update or of a sum of squares."""
+def _host_bytes(unit: UnitPlacement, kind: OpKind, *, sharding: Sharding) -> float:
+    """Host memory traffic of this rank's update or sum of squares."""
     total = 0.0
     for part in unit.layout.parts:
         item = ITEM_BYTES[part.dtype]
         per_element = {"bfloat16": 26, "float16": 2 * item + 24, "float32": item + 24}[part.dtype]
-        total += (4 if kind is OpKind.NORM else per_element) * part.parameter_elements
+        own = min(part.parameter_elements, sharding.state(part).elements)
+        total += (4 if kind is OpKind.NORM else per_element) * own
     return total
 
 

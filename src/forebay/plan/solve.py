@@ -44,6 +44,8 @@ class Rates:
         device_memory: What an update on the device reaches of its memory.
         file_read: From files, all paths together.
         file_write: To files.
+        ranks: Bytes of a whole unit that a collective brings to every rank in a second.
+        collective_seconds: What a collective costs beside that.
     """
 
     host_memory: float = 100e9
@@ -55,6 +57,8 @@ class Rates:
     device_memory: float = 2e12
     file_read: float = 5e9
     file_write: float = 3e9
+    ranks: float = 100e9
+    collective_seconds: float = 20e-6
 
     def seconds(self, *, updated: float, home: float) -> float:
         """Time of `updated` bytes of host memory traffic beside `home` bytes of state."""

@@ -1,22 +1,22 @@
 """Seconds of one update of a setup on a machine, and what bounds them.
 
-One process with weights on the device: the engine's own program, interpreted by `plan.simulate`.
-Everything else: one rank of the cluster, by `plan.rank_step`.
+Where the engine's own program describes a setup (`tiers.in_engine`) that program is interpreted by
+`plan.simulate`, as one rank of the cluster runs it. Everything else: by `plan.rank_step`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from forebay.plan.compute import compute_seconds
 from forebay.plan.placement import Accumulation, UpdatePlace
 from forebay.plan.program import build_program
 from forebay.plan.rank_step import RankRates, RankUnit, simulate_rank
-from forebay.plan.setup import FOREBAY, Home
-from forebay.plan.simulate import ComputeSeconds, simulate
-from forebay.plan.solve import choose_places
-from forebay.plan.tiers import accumulation_of, placement_of
+from forebay.plan.setup import Home
+from forebay.plan.simulate import ComputeSeconds, Simulation, simulate
+from forebay.plan.solve import Rates, choose_places
+from forebay.plan.tiers import accumulation_of, in_engine, placement_of
 from forebay.plan.timeline import Row
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = ["StepForecast", "rank_rates", "rank_units", "step_forecast"]
 
+# Micro-batches of a window that are simulated; each more takes what the last of them takes.
+_BACKWARDS = 3
 # Units of the simulation; blocks are merged down to so many.
 _UNITS = 16
 # Above this share of the step, computation is what bounds it.
@@ -51,6 +53,7 @@ _ROWS = {
     Row.UP: "up",
     Row.DOWN: "down",
     Row.HOST_UPDATE: "host",
+    Row.RANKS: "ranks",
 }
 
 
@@ -153,15 +156,7 @@ def step_forecast(shape: ModelShape, setup: Setup, *, profile: Profile) -> StepF
     """
     compute = compute_seconds(shape, workload=setup.workload, profile=profile)
     passes = setup.workload.accumulation * (sum(compute.forward) + sum(compute.backward))
-    engine = (
-        setup.ranks == 1
-        and setup.workload.tensor_parallel == 1
-        and setup.habits == FOREBAY
-        and bool(setup.workload.state.built)
-        and setup.weights is Home.DEVICE
-        and setup.optimizer is not Home.NVME
-    )
-    if engine:
+    if in_engine(setup):
         return _engine(shape, setup, profile=profile, compute=compute)
     units = rank_units(shape, setup, compute=compute)
     found = simulate_rank(units, setup=setup, rates=rank_rates(profile, setup))
@@ -177,33 +172,57 @@ def step_forecast(shape: ModelShape, setup: Setup, *, profile: Profile) -> StepF
 def _engine(
     shape: ModelShape, setup: Setup, *, profile: Profile, compute: ComputeSeconds
 ) -> StepForecast:
-    rates = profile.rates()
-    places: tuple[UpdatePlace, ...] = ()
-    # The device's own link is what makes streaming worth while.
-    if setup.optimizer is Home.HOST and profile.machine.device != "cpu":
-        places = choose_places(
-            shape.spec(setup.workload.precision.dtype),
-            rates=rates,
-            backwards=setup.workload.accumulation,
-        )
-    placement = placement_of(shape, setup, places=places or None)
-    order = range(len(placement.units))
-    found = simulate(
-        build_program(placement, order=order),
-        placement=placement,
-        rates=rates,
-        compute=compute,
-        order=order,
-    )
-    passes = setup.workload.accumulation * (sum(compute.forward) + sum(compute.backward))
+    wanted = setup.workload.accumulation
+    rates = _engine_rates(profile, setup)
+    places = _places(shape, setup, rates=rates, cpu=profile.machine.device == "cpu")
+
+    def run(backwards: int) -> Simulation:
+        work = replace(setup.workload, accumulation=backwards)
+        placement = placement_of(shape, replace(setup, workload=work), places=places or None)
+        order = range(len(placement.units))
+        program = build_program(placement, order=order)
+        return simulate(program, placement=placement, rates=rates, compute=compute, order=order)
+
+    passes = sum(compute.forward) + sum(compute.backward)
+    found = run(min(wanted, _BACKWARDS))
+    seconds = found.step_seconds
+    if wanted > _BACKWARDS:
+        one_more = seconds - run(_BACKWARDS - 1).step_seconds
+        seconds += (wanted - _BACKWARDS) * max(one_more, passes)
+    busy = _busy(found.timeline)
     return StepForecast(
-        seconds=found.step_seconds,
-        compute_seconds=passes,
-        bound=_bound(found.step_seconds, passes, _busy(found.timeline)),
-        busy=_busy(found.timeline),
+        seconds=seconds,
+        compute_seconds=wanted * passes,
+        bound=_bound(seconds, wanted * passes, busy),
+        busy=busy,
         timeline=found.timeline,
         places=places,
     )
+
+
+def _engine_rates(profile: Profile, setup: Setup) -> Rates:
+    """One rank's share of its node, as the simulator wants it."""
+    if setup.cluster.devices == 1:
+        return profile.rates()
+    mine = rank_rates(profile, setup)
+    return Rates(
+        host_memory=mine.host_memory,
+        link_up=mine.up,
+        link_down=mine.down,
+        update=mine.update,
+        device_memory=mine.device_update,
+        ranks=mine.gather,
+        collective_seconds=mine.latency_seconds,
+    )
+
+
+def _places(shape: ModelShape, setup: Setup, *, rates: Rates, cpu: bool) -> tuple[UpdatePlace, ...]:
+    """The planner's choice; empty where the optimizer's state has one place."""
+    # The device's own link is what makes streaming worth while.
+    if setup.optimizer is not Home.HOST or cpu:
+        return ()
+    spec = shape.spec(setup.workload.precision.dtype)
+    return choose_places(spec, rates=rates, backwards=setup.workload.accumulation)
 
 
 def _busy(timeline: Timeline) -> dict[str, float]:

@@ -1,19 +1,26 @@
 """Bytes of a setup by tier and role: on each device, on each node's host, on each node's drives.
 
-For one process with weights on the device they are the engine's own forecast, to the byte. For the
-rest the formulas of the ZeRO papers with forebay's bytes ([Note: ZeRO's formulas] in
-`plan.zero_memory`), or with those of the system whose habits are asked for.
+With weights on the device and state there or on the host, in stages 0 to 2, they are the engine's
+own forecast, to the byte. For the rest the formulas of the ZeRO papers with forebay's bytes ([Note:
+ZeRO's formulas] in `plan.zero_memory`), or with those of the system whose habits are asked for.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from forebay.model.layout import layout_unit
 from forebay.plan.activations import activations, peak_bytes
 from forebay.plan.memory import backlog_bytes, forecast
-from forebay.plan.placement import Accumulation, Placement, UnitPlacement, UpdatePlace
+from forebay.plan.placement import (
+    Accumulation,
+    Placement,
+    Sharding,
+    UnitPlacement,
+    UpdatePlace,
+)
 from forebay.plan.setup import FOREBAY, Home
 
 if TYPE_CHECKING:
@@ -23,7 +30,15 @@ if TYPE_CHECKING:
     from forebay.model.shape import ModelShape
     from forebay.plan.setup import Setup
 
-__all__ = ["Capacity", "TierBytes", "accumulation_of", "capacity", "placement_of", "tier_bytes"]
+__all__ = [
+    "Capacity",
+    "TierBytes",
+    "accumulation_of",
+    "capacity",
+    "in_engine",
+    "placement_of",
+    "tier_bytes",
+]
 
 # The driver's context, cuBLAS and NCCL workspaces.
 _CONTEXT_BYTES = 1 << 30
@@ -89,17 +104,31 @@ def accumulation_of(setup: Setup) -> Accumulation:
     """How addends of a window are summed."""
     if setup.workload.accumulation == 1:
         return Accumulation.SINGLE
-    return Accumulation.HOST_SUM
+    # Over ranks a sum is made where the slices of the others arrive.
+    return Accumulation.DEVICE_SUM if setup.ranks > 1 else Accumulation.HOST_SUM
+
+
+def in_engine(setup: Setup) -> bool:
+    """Whether the engine's own placement and program describe a setup."""
+    work = setup.workload
+    return (
+        setup.habits == FOREBAY
+        and bool(work.state.built)
+        and work.tensor_parallel == 1
+        and setup.weights is Home.DEVICE
+        and setup.optimizer is not Home.NVME
+        and (setup.ranks == 1 or setup.stage < 3)
+    )
 
 
 def placement_of(
     shape: ModelShape, setup: Setup, *, places: Sequence[UpdatePlace] | None = None
 ) -> Placement:
-    """The engine's placement of a setup in one process.
+    """The engine's placement of a setup, seen from the first rank.
 
     Args:
         shape: The model.
-        setup: One device; weights on it.
+        setup: As `in_engine` says.
         places: Where each unit updates; None for where the optimizer's state lives.
     """
     spec = shape.spec(setup.workload.precision.dtype)
@@ -107,21 +136,22 @@ def placement_of(
     chosen = places or [one] * len(spec.units)
     return Placement(
         units=tuple(
-            UnitPlacement(layout=layout_unit(unit.name, index=i, params=unit.params), update=place)
+            UnitPlacement(
+                layout=layout_unit(unit.name, index=i, params=unit.params, world_size=setup.ranks),
+                update=place,
+            )
             for i, (unit, place) in enumerate(zip(spec.units, chosen, strict=True))
         ),
         accumulation=accumulation_of(setup),
         backwards_per_update=setup.workload.accumulation,
+        sharding=Sharding(rank=0, size=setup.ranks, stage=setup.stage),
     )
 
 
 def tier_bytes(shape: ModelShape, setup: Setup) -> TierBytes:
     """What a setup takes."""
-    one_process = setup.ranks == 1 and setup.workload.tensor_parallel == 1
-    engine = setup.habits == FOREBAY and setup.workload.state.built
-    on_drives = Home.NVME in (setup.optimizer, setup.weights)
-    if one_process and engine and setup.weights is Home.DEVICE and not on_drives:
-        device, host, nvme = _one_process(shape, setup)
+    if in_engine(setup):
+        device, host, nvme = _engine(shape, setup)
     else:
         device, host, nvme = _formulas(shape, setup)
     found = activations(shape, setup.workload)
@@ -142,19 +172,40 @@ def _present(sizes: dict[str, int]) -> dict[str, int]:
     return {role: value for role, value in sizes.items() if value}
 
 
-def _one_process(
+@functools.lru_cache(maxsize=64)
+def _placed(shape: ModelShape, setup: Setup) -> tuple[tuple[tuple[str, str, int], ...], int]:
+    """What the engine reserves by tier and role, and gradients that may wait for the link."""
+    placement = placement_of(shape, setup)
+    sizes = tuple((tier, role, size) for (tier, role), size in forecast(placement).items())
+    return sizes, backlog_bytes(placement)
+
+
+def _engine(
     shape: ModelShape, setup: Setup
 ) -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
-    placement = placement_of(shape, setup)
-    tiers: dict[str, dict[str, int]] = {"device": {}, "host": {}}
-    for (tier, role), value in forecast(placement).items():
-        tiers[tier][role] = tiers[tier].get(role, 0) + value
-    device = tiers["device"]
-    if setup.optimizer is Home.DEVICE:
-        device["lp_grads"] = _whole_gradients(shape, setup)
+    # How an update's work is cut changes nothing but whether there are several backwards.
+    cut = replace(
+        setup.workload,
+        micro_batch=1,
+        sequence=1,
+        accumulation=min(2, setup.workload.accumulation),
+    )
+    placed, waiting = _placed(shape, replace(setup, workload=cut))
+    device = {role: size for tier, role, size in placed if tier == "device"}
+    # Ranks are alike: a node's host holds what each of its ranks places there.
+    local = setup.cluster.devices_per_node
+    host = {role: size * local for tier, role, size in placed if tier == "host"}
+    if setup.optimizer is Home.HOST:
+        device["lp_grads"] = waiting
     else:
-        device["lp_grads"] = backlog_bytes(placement)
-    return device, tiers["host"], {}
+        # Over ranks the sum of a slice is fp32, from stage 2 on the only gradient that stays.
+        device["lp_grads"] = _whole_gradients(shape, setup)
+        if setup.ranks > 1 and setup.stage == 2:
+            device["lp_grads"] = 4 * shape.parameters // setup.ranks
+    if setup.ranks > 1:
+        item = setup.workload.precision.item_bytes
+        device["staging"] = _UNITS_AT_ONCE * item * max(shape.unit_elements())
+    return device, host, {}
 
 
 def _whole_gradients(shape: ModelShape, setup: Setup) -> int:
