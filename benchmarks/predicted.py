@@ -1,7 +1,7 @@
 """The plan beside the run: memory by tier and step seconds, predicted and measured.
 
-For each repeat the machine is measured anew, then every workload trains in turn; the figures are
-medians over the repeats. With --output, a table and the raw numbers are written side by side.
+In each repeat every workload trains in turn, the machine measured anew just before it; the figures
+are medians over the repeats. With --output, a table and the raw numbers are written side by side.
 
     python benchmarks/predicted.py --output benchmarks/results
     python benchmarks/predicted.py --workloads w1,w2,w3,w4-4k,w4-32k --output benchmarks/results
@@ -14,6 +14,7 @@ import gc
 import json
 import statistics
 import sys
+import tempfile
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -114,7 +115,7 @@ CASES = {
 }
 
 
-def measured(case: Case, *, device: torch.device, steps: int) -> dict[str, Any]:
+def measured(case: Case, *, device: torch.device, steps: int, profile: Profile) -> dict[str, Any]:
     """Train a few updates; bytes by tier and median seconds of an update."""
     torch.manual_seed(0)
     config = AutoConfig.for_model(**_LLAMA, **case.config)
@@ -123,7 +124,12 @@ def measured(case: Case, *, device: torch.device, steps: int) -> dict[str, Any]:
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     if case.recompute is Recompute.BLOCKS:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    engine, *_ = forebay.initialize(model=model, config=ready_config(case.setup()))
+    # The engine chooses update places from the same figures as the plan.
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        file.write(profile.as_json())
+        file.flush()
+        config_of = ready_config(case.setup()) | {"forebay": {"profile": file.name}}
+        engine, *_ = forebay.initialize(model=model, config=config_of)
     rows = (case.micro_batch, case.sequence)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
@@ -170,9 +176,10 @@ def run(names: list[str], *, device: torch.device, repeats: int, steps: int) -> 
         effort = Effort(elements=4 << 20, link_bytes=64 << 20, repeats=3)
     rows: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
     for repeat in range(repeats):
-        profile = measure(device, effort=effort)
         for name in names:
-            found = measured(CASES[name], device=device, steps=steps)
+            # Just before: a neighbour's load then weighs on both alike.
+            profile = measure(device, effort=effort)
+            found = measured(CASES[name], device=device, steps=steps, profile=profile)
             said = predicted(CASES[name], profile=profile)
             rows[name].append({"predicted": said, "measured": found})
             ratio = said["seconds"] / found["seconds"]

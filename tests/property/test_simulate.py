@@ -110,3 +110,12 @@ def test_two_lanes_share_host_memory():
 def test_a_circle_is_refused():
     with pytest.raises(ValueError, match="circle"):
         run([Task(lane="a", work=1.0, after=(1,)), Task(lane="a", work=1.0, after=(0,))], memory=1)
+
+
+def test_work_of_almost_nothing_ends():
+    """Numbers so small that their last digits are lost must not keep a clock running."""
+    tasks = [
+        Task(lane="a", work=1e-300, rate=3e8, memory=1.0),
+        Task(lane="b", work=7e-310, rate=0.3),
+    ]
+    assert len(run(tasks, memory=7e7)) == 2

@@ -99,12 +99,15 @@ class _State:
             index: self.tasks[index].rate * (slow if self.tasks[index].memory else 1.0)
             for index in self.active.values()
         }
-        step = min(self.left[index] / rate for index, rate in rates.items())
+        needed = {index: self.left[index] / rate for index, rate in rates.items()}
+        step = min(needed.values())
         self.now += step
         ended = []
         for lane, index in list(self.active.items()):
             self.left[index] -= rates[index] * step
-            if self.left[index] <= _NOTHING * self.tasks[index].work:
+            # The first always ends, however its last digits were rounded.
+            done = self.left[index] <= _NOTHING * self.tasks[index].work
+            if done or needed[index] <= step:
                 del self.active[lane]
                 ended.append(index)
         for index in ended:
