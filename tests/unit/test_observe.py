@@ -129,7 +129,7 @@ def test_a_trace_and_a_picture_show_every_row(tmp_path):
     pytest.importorskip("matplotlib")
     draw(tmp_path / "trace.svg", [recording.timeline])
     drawn = (tmp_path / "trace.svg").read_text()
-    absent = {Row.RANKS, Row.FILES}  # one process, and no plan
+    absent = {Row.RANKS}  # one process
     assert {row for row in Row if row.value not in drawn} == absent
 
 

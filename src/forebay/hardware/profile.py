@@ -126,7 +126,14 @@ class Profile:
             down_beside_update=min(self.link.down_beside_update, self.link.beside_update / 2),
             update_beside_down=self.link.update_beside_down,
             device_memory=self.device_memory or _DEVICE_MEMORY,
+            **self._file_rates(),
         )
+
+    def _file_rates(self) -> dict[str, float]:
+        """Of the drives; none where they were not measured, so that typical ones hold."""
+        if self.drives is None:
+            return {}
+        return {"file_read": self.drives.read, "file_write": self.drives.write}
 
     def as_json(self) -> str:
         """The file's text."""

@@ -23,7 +23,6 @@ _COLORS: Final = {
     Row.UP: ("#e15759", "#ff9d9a"),
     Row.HOST_UPDATE: ("#f28e2b", "#ffbe7d"),
     Row.RANKS: ("#9c755f", "#d7b5a6"),
-    Row.FILES: ("#edc948", "#f1ce63"),
     Row.READ: ("#86bcb6", "#bcd9d5"),
     Row.WRITE: ("#ff9da7", "#ffd2d7"),
     Row.WAIT: ("#767676", "#bab0ac"),
@@ -57,7 +56,7 @@ def draw(path: Path, timelines: Sequence[Timeline]) -> None:
 
 def _panel(axes: Any, timeline: Timeline) -> None:
     # Rows that few runs have are shown where they do.
-    rare = (Row.RANKS, Row.FILES, Row.READ, Row.WRITE)
+    rare = (Row.RANKS, Row.READ, Row.WRITE)
     rows = [row for row in Row if row not in rare or timeline.in_row(row)]
     for place, row in enumerate(rows):
         # Two shades in turn, so that neighbours can be told apart without an outline.

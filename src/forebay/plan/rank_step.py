@@ -157,7 +157,7 @@ class _Rank:
         """What must have come before a unit computes; it starts while the one before computes."""
         came = (self.stream[0], *after)
         if self.setup.weights is Home.NVME:
-            what = (Row.FILES, f"read weights {unit.name}", unit.own_weights)
+            what = (Row.READ, f"read weights {unit.name}", unit.own_weights)
             came = (self.draft.add("read", what, self.rates.read, memory=1.0, after=came),)
         if self.streams:
             what = (Row.UP, f"bring {unit.name}", unit.own_weights)
@@ -208,7 +208,7 @@ class _Rank:
                 # Reading needs no clip factor: buffers fill from the begin of backward on, and each
                 # unit's when the update two before it has left them.
                 free = ready.get(place - 2, begun)
-                what = (Row.FILES, f"read {unit.name}", unit.state_read)
+                what = (Row.READ, f"read {unit.name}", unit.state_read)
                 read = self.draft.add("read", what, self.rates.read, memory=1.0, after=(free,))
                 after = (agree, read)
             ready[place] = self._one_update(unit, after)
@@ -225,7 +225,7 @@ class _Rank:
             what = (Row.HOST_UPDATE, f"update {unit.name}", unit.update)
             done = self.draft.add("host", what, self.rates.update, memory=1.0, after=after)
         if self.setup.optimizer is Home.NVME:
-            what = (Row.FILES, f"write {unit.name}", unit.state_written)
+            what = (Row.WRITE, f"write {unit.name}", unit.state_written)
             written = self.draft.add("write", what, self.rates.write, memory=1.0, after=(done,))
             if self.setup.habits.update is Overlap.AFTER:
                 done = written

@@ -193,19 +193,22 @@ class _Interpreter:
 
     def _task(self, op: Op, after: tuple[int, ...]) -> Task:
         rates = self._rates
-        if op.lane is Lane.UP or op.lane is Lane.DOWN:
+        links = {
+            Lane.UP: rates.link_up,
+            Lane.DOWN: rates.link_down,
+            Lane.READ: rates.file_read,
+            Lane.WRITE: rates.file_write,
+        }
+        if op.lane in links:
             urgent = op.kind is OpKind.PUBLISH
             return Task(
                 lane=op.lane,
                 work=op.nbytes,
-                rate=rates.link_up if op.lane is Lane.UP else rates.link_down,
+                rate=links[op.lane],
                 memory=self._memory_per_byte(op),
                 after=after,
                 priority=op.index if urgent else _BULK,
             )
-        if op.lane in (Lane.READ, Lane.WRITE):
-            rate = rates.file_read if op.lane is Lane.READ else rates.file_write
-            return Task(lane=op.lane, work=op.nbytes, rate=rate, memory=1.0, after=after)
         if op.lane is Lane.RANKS:
             seconds = op.nbytes / rates.ranks + rates.collective_seconds
             return Task(lane=Lane.RANKS, work=seconds, after=after)

@@ -54,6 +54,8 @@ _ROWS = {
     Row.DOWN: "down",
     Row.HOST_UPDATE: "host",
     Row.RANKS: "ranks",
+    Row.READ: "read",
+    Row.WRITE: "write",
 }
 
 
@@ -211,6 +213,8 @@ def _engine_rates(profile: Profile, setup: Setup) -> Rates:
         link_down=mine.down,
         update=mine.update,
         device_memory=mine.device_update,
+        file_read=mine.read,
+        file_write=mine.write,
         ranks=mine.gather,
         collective_seconds=mine.latency_seconds,
     )

@@ -1,8 +1,9 @@
 """Bytes of a setup by tier and role: on each device, on each node's host, on each node's drives.
 
 With weights on the device and state there or on the host, in stages 0 to 2, they are the engine's
-own forecast, to the byte. For the rest the formulas of the ZeRO papers with forebay's bytes ([Note:
-ZeRO's formulas] in `plan.zero_memory`), or with those of the system whose habits are asked for.
+own forecast, to the byte; in one process also with state on drives. For the rest the formulas of
+the ZeRO papers with forebay's bytes ([Note: ZeRO's formulas] in `plan.zero_memory`), or with those
+of the system whose habits are asked for.
 """
 
 from __future__ import annotations
@@ -116,8 +117,7 @@ def in_engine(setup: Setup) -> bool:
         and bool(work.state.built)
         and work.tensor_parallel == 1
         and setup.weights is Home.DEVICE
-        and setup.optimizer is not Home.NVME
-        and (setup.ranks == 1 or setup.stage < 3)
+        and (setup.ranks == 1 or (setup.stage < 3 and setup.optimizer is not Home.NVME))
     )
 
 
@@ -132,7 +132,7 @@ def placement_of(
         places: Where each unit updates; None for where the optimizer's state lives.
     """
     spec = shape.spec(setup.workload.precision.dtype)
-    one = UpdatePlace.DEVICE if setup.optimizer is Home.DEVICE else UpdatePlace.HOST
+    one = UpdatePlace(setup.optimizer.value)
     chosen = places or [one] * len(spec.units)
     return Placement(
         units=tuple(
@@ -195,7 +195,8 @@ def _engine(
     # Ranks are alike: a node's host holds what each of its ranks places there.
     local = setup.cluster.devices_per_node
     host = {role: size * local for tier, role, size in placed if tier == "host"}
-    if setup.optimizer is Home.HOST:
+    nvme = {role: size * local for tier, role, size in placed if tier == "nvme"}
+    if setup.optimizer is not Home.DEVICE:
         device["lp_grads"] = waiting
     else:
         # Over ranks the sum of a slice is fp32, from stage 2 on the only gradient that stays.
@@ -205,7 +206,7 @@ def _engine(
     if setup.ranks > 1:
         item = setup.workload.precision.item_bytes
         device["staging"] = _UNITS_AT_ONCE * item * max(shape.unit_elements())
-    return device, host, {}
+    return device, host, nvme
 
 
 def _whole_gradients(shape: ModelShape, setup: Setup) -> int:

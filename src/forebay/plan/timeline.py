@@ -30,8 +30,6 @@ class Row(Enum):
     """Updates, sums and norms in the pool's threads."""
     RANKS = "between ranks"
     """Collectives."""
-    FILES = "drives"
-    """State from and to drives."""
     READ = "nvme read"
     """The link from files to host memory."""
     WRITE = "nvme write"
