@@ -9,7 +9,12 @@ import torch
 
 import forebay
 from forebay.cli.main import main
+from forebay.errors import ConfigError
 from forebay.hardware.catalog import CATALOG
+from forebay.plan.choose import candidates
+from forebay.plan.ready import not_built, ready_config
+from forebay.plan.setup import Cluster, Setup
+from forebay.plan.workload import Precision, Workload
 from plan_cases import LLAMA_8B, LLAMA_405B
 
 
@@ -105,6 +110,28 @@ def test_the_written_configuration_trains(capsys, tmp_path, count, machine, offl
         for _ in range(2 * config["gradient_accumulation_steps"]):
             x = torch.ones(config["train_micro_batch_size_per_gpu"], 8, dtype=torch.bfloat16)
             engine.backward(engine(x).float().square().mean())
+            engine.step()
+        assert engine.global_steps == 2
+
+
+@pytest.mark.parametrize("way", list(candidates(Cluster(), drives=True)), ids=str)
+def test_every_way_in_one_process_runs_or_says_that_it_is_not_built(tmp_path, way):
+    stage, optimizer, weights = way
+    work = Workload(micro_batch=2, accumulation=2, precision=Precision.FP32)
+    setup = Setup(stage=stage, optimizer=optimizer, weights=weights, workload=work)
+    config = ready_config(setup)
+    for key in ("offload_optimizer", "offload_param"):
+        if "nvme_path" in config["zero_optimization"].get(key, {}):
+            config["zero_optimization"][key]["nvme_path"] = str(tmp_path)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 8))
+    if not_built(setup):
+        with pytest.raises(ConfigError, match="not supported yet"):
+            forebay.initialize(model=model, config=config)
+        return
+    engine, *_ = forebay.initialize(model=model, config=config)
+    with engine:
+        for _ in range(4):
+            engine.backward(engine(torch.ones(2, 8)).square().mean())
             engine.step()
         assert engine.global_steps == 2
 

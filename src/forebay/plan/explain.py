@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from forebay.plan.advice import margins, nearest_changes, offload_worth
 from forebay.plan.choose import Verdict
 from forebay.plan.compute import model_flops
-from forebay.plan.ready import ready_config
+from forebay.plan.ready import not_built, ready_config
 from forebay.plan.setup import Home
 from forebay.plan.workload import Precision, Recompute
 from forebay.units_of_measure import format_bytes, format_seconds
@@ -152,8 +152,9 @@ def warnings_of(choice: Choice) -> Iterator[str]:
     best, question = choice.best, choice.question
     work, node = question.workload, question.profile.node
     assert node is not None
-    if not work.state.built:
-        yield f"forebay does not run the optimizer {work.optimizer}; figures are a forecast only"
+    lacks = not_built(best.setup) if best else ""
+    if lacks:
+        yield f"this version does not run {lacks} yet; the figures are a forecast only"
     if work.recompute is Recompute.BLOCKS:
         yield "call the model's gradient_checkpointing_enable(): the plan counts on recomputation"
     if work.precision is Precision.FP16:
@@ -223,6 +224,7 @@ def _candidate(one: Candidate) -> dict[str, Any]:
     step = one.step
     return {
         "label": one.setup.label,
+        "not_built": not_built(one.setup),
         "stage": one.setup.stage,
         "optimizer": one.setup.optimizer.value,
         "weights": one.setup.weights.value,

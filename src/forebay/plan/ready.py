@@ -10,10 +10,29 @@ from forebay.plan.workload import Precision
 if TYPE_CHECKING:
     from forebay.plan.setup import Setup
 
-__all__ = ["ready_config"]
+__all__ = ["not_built", "ready_config"]
 
 # Where state on drives goes; a local drive, never a network disk.
 _NVME_PATH = "/local_nvme"
+
+
+def not_built(setup: Setup) -> str:
+    """What of a setup this version does not run; empty where it runs all of it.
+
+    Example:
+        >>> from forebay.plan.workload import Workload
+        >>> not_built(
+        ...     Setup(stage=3, optimizer=Home.NVME, weights=Home.NVME, workload=Workload())
+        ... )
+        'weights on drives'
+    """
+    if not setup.workload.state.built:
+        return f"the optimizer {setup.workload.optimizer}"
+    if setup.weights is Home.NVME:
+        return "weights on drives"
+    if setup.ranks > 1 and setup.stage == 3:
+        return "stage 3 on several devices"
+    return ""
 
 
 def ready_config(setup: Setup, *, learning_rate: float = 1e-5) -> dict[str, Any]:
