@@ -13,7 +13,14 @@ from typing import Final
 
 from forebay.errors import ConfigError
 
-__all__ = ["budget_text", "format_bytes", "format_seconds", "parse_bytes", "parse_seconds"]
+__all__ = [
+    "budget_text",
+    "counted",
+    "format_bytes",
+    "format_seconds",
+    "parse_bytes",
+    "parse_seconds",
+]
 
 _BYTE_UNITS: Final = {
     "B": 1,
@@ -124,6 +131,16 @@ def parse_seconds(text: str | float) -> float:
     if isinstance(text, bool) or not math.isfinite(text) or text < 0:
         raise ConfigError(f"{text!r} is not a duration", hint='write for example "30s"')
     return float(text)
+
+
+def counted(number: int, noun: str, *, plural: str | None = None) -> str:
+    """A number with what it counts.
+
+    Example:
+        >>> counted(1, "update"), counted(12, "update"), counted(2, "entry", plural="entries")
+        ('1 update', '12 updates', '2 entries')
+    """
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"
 
 
 def format_seconds(seconds: float) -> str:

@@ -145,6 +145,8 @@ def test_what_is_not_there_yet_is_named(train: Callable[..., Ran], tmp_path: Pat
         ("a.csv", "x", 'unknown kind ".csv"'),
         ("a.txt", "", "is empty"),
         ("a.jsonl", "\n\n", "holds no rows"),
+        ("a.txt", " \n\t\n\n", "nothing but white space"),
+        ("a.jsonl", '{"text": " "}\n{"text": "\\n"}\n', "nothing but white space"),
         ("a.jsonl", '{"text": "a"}\n{"text"', "a.jsonl:2: malformed JSON"),
         ("a.jsonl", '{"text": "a"}\n{"body": "b"}\n', "a.jsonl:2: no schema fits the keys"),
         ("a.jsonl", '{"text": "a"}\n{"text": 3}\n', 'a.jsonl:2: "text" is a number, not text'),
@@ -162,6 +164,25 @@ def test_bad_data(
     if text is not None:
         (tmp_path / name).write_text(text)
     refused(train(data=tmp_path / name), message)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "hint"), [("utf-16", "iconv -f utf-16 -t"), ("latin1", "iconv -f latin1 -t")]
+)
+def test_text_in_another_encoding(
+    train: Callable[..., Ran], tmp_path: Path, encoding: str, hint: str
+) -> None:
+    (tmp_path / "a.txt").write_bytes("le café".encode(encoding))
+    refused(train(data=tmp_path / "a.txt"), "a.txt:1: not UTF-8 text", hint)
+
+
+def test_optimizer_settings_need_no_type(train: Callable[..., Ran], tmp_path: Path) -> None:
+    """forebay train has one optimizer unless somebody names another."""
+    ran = train("--set", "optimizer.params.lr=0.002", "--set", "optimizer.params.eps=1e-7")
+    assert ran.code == 0, ran.err
+    written = json.loads((tmp_path / "run" / "resolved_config.json").read_text())
+    assert written["optimizer"]["type"] == "AdamW"
+    assert written["optimizer"]["params"]["lr"] == 0.002
 
 
 def test_samples_longer_than_the_context(train: Callable[..., Ran], tmp_path: Path) -> None:
@@ -235,7 +256,7 @@ def test_output_folder_is_proved_before_anything_is_loaded(
     output = tmp_path / "run"
     output.mkdir()
     (output / "thesis.tex").write_text("precious")
-    refused(train(), "is not empty (1 entries)", "--overwrite")
+    refused(train(), "is not empty (1 entry)", "--overwrite")
     refused(train("--overwrite"), "holds thesis.tex, which no run of forebay wrote")
     assert (output / "thesis.tex").read_text() == "precious"
     refused(train(output=output / "thesis.tex"), "cannot write to the output folder")

@@ -188,7 +188,7 @@ def test_loss_that_is_not_finite_ends_the_run(
     error, hint = ran.refusal()
     assert ran.code == 1
     assert "the loss is nan at step 2 of 6; no weight was changed by it" in error
-    assert f"the model after 1 updates is in {tmp_path / 'run/model'}" in error
+    assert f"the model after 1 update is in {tmp_path / 'run/model'}" in error
     assert "--lr" in hint
     assert len(losses(tmp_path / "run")) == 1
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "run/model") is not None

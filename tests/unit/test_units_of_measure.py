@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 
 from forebay.errors import ConfigError
-from forebay.units_of_measure import format_bytes, format_seconds, parse_bytes, parse_seconds
+from forebay.units_of_measure import (
+    counted,
+    format_bytes,
+    format_seconds,
+    parse_bytes,
+    parse_seconds,
+)
 
 
 @pytest.mark.parametrize(
@@ -91,3 +97,12 @@ def test_parse_seconds_refuses(text: str | float) -> None:
 )
 def test_format_seconds(seconds: float, text: str) -> None:
     assert format_seconds(seconds) == text
+
+
+def test_counted() -> None:
+    assert [counted(number, "update") for number in (0, 1, 2)] == [
+        "0 updates",
+        "1 update",
+        "2 updates",
+    ]
+    assert counted(3, "entry", plural="entries") == "3 entries"

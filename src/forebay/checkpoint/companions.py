@@ -13,7 +13,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from forebay.checkpoint.locate import CHECKPOINTS, TOKENIZER
-from forebay.errors import CheckpointError
+from forebay.errors import CheckpointError, ConfigError
 from forebay.units_of_measure import format_bytes
 
 if TYPE_CHECKING:
@@ -60,11 +60,12 @@ def copy_tokenizer(source: Path, target: Path, *, disk: Disk, links: Links) -> i
         links: What a link means.
 
     Raises:
-        CheckpointError: There is none, or a file is no regular one or too large.
+        ConfigError: There is none.
+        CheckpointError: A file is no regular one, or too large.
         OSError: It cannot be read or written.
     """
     if not source.is_dir():
-        raise CheckpointError(f"{source} is no folder", hint="name a tokenizer's folder")
+        raise ConfigError(f"{source} is no folder", hint="name a tokenizer's folder")
     count = 0
     for item in sorted(source.iterdir()):
         if _FILES.fullmatch(item.name):
@@ -77,7 +78,7 @@ def copy_tokenizer(source: Path, target: Path, *, disk: Disk, links: Links) -> i
                     _copy(template, target / item.name / template.name, disk=disk, links=links)
             disk.sync_folder(target / item.name)
     if not count:
-        raise CheckpointError(
+        raise ConfigError(
             f"there is no tokenizer in {source}",
             hint="name a folder that tokenizer.save_pretrained wrote",
         )

@@ -19,7 +19,7 @@ from forebay.checkpoint.manifest import BLOCK_BYTES, Kind, Role
 from forebay.checkpoint.reader import stored_dtype
 from forebay.checkpoint.sources import round_into
 from forebay.checkpoint.writer import Staging, TensorWriter, plan_files
-from forebay.errors import CheckpointError
+from forebay.errors import CheckpointError, ConfigError, ForebayError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -112,10 +112,11 @@ def export(
             the checkpoint, if it is of one.
 
     Raises:
+        ConfigError: The folder is there already, or there is no tokenizer where one is named.
         CheckpointError: The checkpoint is damaged, or the folder cannot be written.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise CheckpointError(
+        raise ConfigError(
             f"{out} is there already and not an empty folder", hint="name a new folder"
         )
     checkpoint.verify({Role.MASTER, Role.VALUE})
@@ -143,7 +144,7 @@ def export(
     except OSError as error:
         disk.remove_tree(partial)
         raise CheckpointError(f"cannot write {out}: {error.strerror or error}") from error
-    except CheckpointError:
+    except ForebayError:
         disk.remove_tree(partial)
         raise
     return Exported(

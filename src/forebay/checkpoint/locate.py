@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from forebay.checkpoint.disk import RealDisk
 from forebay.checkpoint.folder import CheckpointFolder
 from forebay.checkpoint.manifest import MANIFEST
-from forebay.errors import CheckpointError
+from forebay.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,13 +17,15 @@ __all__ = ["CHECKPOINTS", "TOKENIZER", "locate"]
 # Where `forebay train` keeps them, in the run's folder, and the tokenizer that belongs to them.
 CHECKPOINTS: Final = "checkpoints"
 TOKENIZER: Final = "tokenizer"
+_HINT: Final = "name a checkpoint, a folder of checkpoints, or a run's folder"
 
 
 def locate(path: Path) -> Path:
     """The checkpoint that a path means: itself, what `latest` names in it, or the newest there.
 
     Raises:
-        CheckpointError: There is none.
+        ConfigError: The path is no folder.
+        CheckpointError: There is none in it.
     """
     if (path / MANIFEST).is_file():
         return path
@@ -36,7 +38,6 @@ def locate(path: Path) -> Path:
             complete = found.complete()
             if complete:
                 return complete[0]
-    what = "has no complete checkpoint" if path.is_dir() else "is no folder"
-    raise CheckpointError(
-        f"{path} {what}", hint="name a checkpoint, a folder of checkpoints, or a run's folder"
-    )
+    if not path.is_dir():
+        raise ConfigError(f"{path} is no folder", hint=_HINT)
+    raise CheckpointError(f"{path} has no complete checkpoint", hint=_HINT)

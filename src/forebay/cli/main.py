@@ -12,6 +12,7 @@ import warnings
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
+from typer.core import TyperGroup
 
 import forebay
 from forebay.cli.bench import bench
@@ -31,8 +32,21 @@ __all__ = ["app", "main"]
 _FAILED: Final = 1
 _MISUSED: Final = 2
 
+
+class _Verbs(TyperGroup):
+    """Hears of a KeyboardInterrupt itself: typer makes an exit code of it and says nothing."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a verb; returns its exit code."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            return _interrupted(error)
+
+
 app = typer.Typer(
     name="forebay",
+    cls=_Verbs,
     help="Train PyTorch models whose state does not fit in accelerator memory.",
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -100,16 +114,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         verb = f" {words[0]}" if words[0] in known else ""
         _say("error", str(error.format_message()), f"forebay{verb} --help")
         return _MISUSED
-    except typer.Abort as error:  # how typer tells of a KeyboardInterrupt
-        return _interrupted(error.__cause__ or error.__context__)
-    except KeyboardInterrupt as error:
-        return _interrupted(error)
     return code if isinstance(code, int) else 0
 
 
-def _interrupted(error: BaseException | None) -> int:
-    number = getattr(error, "signum", signal.SIGINT)
-    _say("ended", f"{signal.Signals(number).name} before the first step; nothing was trained")
+def _interrupted(error: KeyboardInterrupt) -> int:
+    number = signal.Signals(getattr(error, "signum", signal.SIGINT))
+    when = " before the first step; nothing was trained" if hasattr(error, "signum") else ""
+    _say("ended", f"{number.name}{when}")
     return 128 + int(number)
 
 

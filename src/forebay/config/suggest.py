@@ -19,6 +19,20 @@ __all__ = ["distance", "join", "nearest", "suggestion"]
 _MOST_SUGGESTIONS: Final = 4
 _MOST_LISTED: Final = 12
 
+# What the same things are called elsewhere (transformers, other trainers), where no letters help.
+_ELSEWHERE: Final = {
+    "learning_rate": "lr",
+    "warmup_steps": "warmup_num_steps",
+    "num_warmup_steps": "warmup_num_steps",
+    "total_steps": "total_num_steps",
+    "num_training_steps": "total_num_steps",
+    "max_steps": "total_num_steps",
+    "max_grad_norm": "gradient_clipping",
+    "clip_grad_norm": "gradient_clipping",
+    "adam_epsilon": "eps",
+    "per_device_train_batch_size": "train_micro_batch_size_per_gpu",
+}
+
 
 def distance(first: str, second: str) -> int:
     """Optimal string alignment distance.
@@ -77,6 +91,12 @@ def suggestion(name: str, *, level: str, levels: Mapping[str, Mapping[str, Key]]
         level: Path of the section that it stands in.
         levels: Section path -> accepted name -> row.
     """
+    meant = _ELSEWHERE.get(_fold(name))
+    if meant is not None:
+        others = [other for other, known in levels.items() if meant in known]
+        places = [level] if meant in levels[level] else others
+        if places:
+            return _question(join(place, meant) for place in places)
     own = nearest(name, levels[level])
     exact = [
         join(other, name) for other, names in levels.items() if other != level and name in names

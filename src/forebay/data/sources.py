@@ -9,6 +9,7 @@ This file tells where a row stands; what it means is `samples.py`, what it becom
 
 from __future__ import annotations
 
+import codecs
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -47,7 +48,7 @@ class DataFiles:
         self.ignored_columns: set[str] = set()
 
     def __iter__(self) -> Iterator[Sample]:
-        self.schema, first = None, ""
+        self.schema, first, blank = None, "", True
         sample: Sample
         for path in self.paths:
             for entry in _dataset(path):
@@ -64,7 +65,13 @@ class DataFiles:
                         f"mixed schemas: {where} is {schema.label}, {first} is {self.schema.label}",
                         hint="train on one schema at a time, or rewrite the rows to one",
                     )
+                blank = blank and isinstance(sample, TextSample) and not sample.text.strip()
                 yield sample
+        if blank and self.schema is not None:
+            raise ConfigError(
+                f"the data holds nothing but white space: {', '.join(map(str, self.paths[:3]))}",
+                hint="check --data",
+            )
 
     def _notice_columns(self, schema: Schema, row: dict[str, object]) -> None:
         known = {*schema.value, "input"} if schema is Schema.INSTRUCTION else {*schema.value}
@@ -170,8 +177,14 @@ def _lines(path: str) -> Iterator[tuple[int, str]]:
                 raise ConfigError(
                     f"{name}:{number}: not UTF-8 text (byte 0x{raw[error.start]:02x} at column "
                     f"{error.start + 1})",
-                    hint=f"convert it: iconv -f latin1 -t utf-8 {name}",
+                    hint=f"convert it: iconv -f {_encoding(raw, number)} -t utf-8 {name}",
                 ) from error
+
+
+def _encoding(raw: bytes, number: int) -> str:
+    """What a line that is no UTF-8 may be."""
+    is_wide = number == 1 and raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    return "utf-16" if is_wide else "latin1"
 
 
 def _text_pieces(path: str) -> Iterator[dict[str, Any]]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from forebay.units_of_measure import format_bytes, format_seconds
+from forebay.units_of_measure import counted, format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -102,7 +102,7 @@ class RunReporter:
         self._write(values)
         self._log("eval", record.step, {"loss": record.loss})
         self.eval_losses.append((record.step, record.loss))
-        self.say(f"evaluation after {record.step} updates: loss {record.loss:.4f}")
+        self.say(f"evaluation after {counted(record.step, 'update')}: loss {record.loss:.4f}")
 
     @property
     def recent_seconds(self) -> tuple[float, ...]:
@@ -230,7 +230,7 @@ def memory_lines(tiers: dict[str, dict[str, int]]) -> list[str]:
 
 def summary_lines(summary: Summary) -> list[str]:
     """What a user wants to know at the end, a line each."""
-    done = f"{summary.steps} of {summary.total_steps} updates"
+    done = f"{summary.steps} of {counted(summary.total_steps, 'update')}"
     if summary.ended_by is not None:
         done += f", ended by {summary.ended_by}"
     if summary.skipped_steps:
@@ -241,7 +241,8 @@ def summary_lines(summary: Summary) -> list[str]:
     if summary.eval_losses:
         first, last = summary.eval_losses[0], summary.eval_losses[-1]
         lines.append(
-            f"evaluation {first[1]:.4f} after {first[0]} updates -> {last[1]:.4f} after {last[0]}"
+            f"evaluation {first[1]:.4f} after {counted(first[0], 'update')} -> {last[1]:.4f} "
+            f"after {last[0]}"
         )
     speed = summary.tokens / summary.seconds if summary.seconds else 0.0
     lines.append(

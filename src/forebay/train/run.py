@@ -40,6 +40,7 @@ from forebay.train.resume import data_state, find_checkpoints, load_first, set_p
 from forebay.train.save import RunFolder
 from forebay.train.settings import Settings
 from forebay.train.signals import StopSignals
+from forebay.units_of_measure import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -263,7 +264,7 @@ def _resume(plan: _Plan, engine: Any, *, loop: Loop, console: Console) -> list[d
         store=plan.corpus.store,
         steps=engine.global_steps,
     )
-    _say(console, f"going on after {loop.steps_done} updates, from {loaded}")
+    _say(console, f"going on after {counted(loop.steps_done, 'update')}, from {loaded}")
     again = loop.steps_done % loop.eval_every == 0
     return plan.folder.go_on(config, steps=loop.steps_done, is_evaluated_again=again)
 
@@ -282,7 +283,7 @@ def _rescue(plan: _Plan, *, loop: Loop, save: Callable[[], None]) -> str:
         if plan.folder.model.exists():
             kept += f"; an earlier save is in {plan.folder.model}"
         return kept
-    return f"the model after {loop.steps_done} updates is in {plan.folder.model}"
+    return f"the model after {counted(loop.steps_done, 'update')} is in {plan.folder.model}"
 
 
 def _summary(

@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from forebay.checkpoint.locate import CHECKPOINTS, TOKENIZER
 from forebay.errors import ConfigError, TransferError
 from forebay.train.options import ExistingOutput
-from forebay.units_of_measure import format_bytes
+from forebay.units_of_measure import counted, format_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -265,7 +265,8 @@ def _refuse_contents(path: Path, *, found: set[str], existing: ExistingOutput) -
         return
     if existing is ExistingOutput.REFUSE:
         raise ConfigError(
-            f"the output folder {path} is not empty ({len(found)} entries)",
+            f"the output folder {path} is not empty "
+            f"({counted(len(found), 'entry', plural='entries')})",
             hint="choose another --output, --resume the run in it, or --overwrite it",
         )
     strangers = sorted(found - _OURS)

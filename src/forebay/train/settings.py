@@ -61,6 +61,9 @@ class Settings:
         raw = _made(options) if options.config is None else read(options.config)
         for override in options.overrides:
             _override(raw, override)
+        optimizer = raw.get("optimizer")
+        if isinstance(optimizer, dict) and "type" not in optimizer:
+            raw["optimizer"] = {"type": "AdamW", **optimizer}
         if "scheduler" not in raw:
             shape = options.schedule or Schedule.COSINE
             raw["scheduler"] = _scheduler(shape)
