@@ -117,3 +117,22 @@ def close(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool
     return left.keys() == right.keys() and all(
         torch.allclose(left[n], right[n], **CLOSE) for n in left
     )
+
+
+@contextlib.contextmanager
+def trained_as_plain(
+    loop: Callable[..., object], options: EngineOptions = CPU
+) -> Iterator[tuple[nn.Module, OffloadedOptimizer]]:
+    """A model and its optimizer after `loop(model, optimizer)`, which did as in plain PyTorch."""
+    plain, model = mlp(), mlp()
+    expected = loop(plain, adamw(plain))
+    with offloaded(model, options) as optimizer:
+        assert loop(model, optimizer) == expected
+        assert close(weights(model), weights(plain))
+        yield model, optimizer
+
+
+def check_as_plain(loop: Callable[..., object], options: EngineOptions = CPU) -> None:
+    """Assert that a loop does with forebay what it does in plain PyTorch."""
+    with trained_as_plain(loop, options):
+        pass

@@ -17,12 +17,14 @@ from unit.engine_cases import (
     PLACES,
     adamw,
     batches,
+    check_as_plain,
     close,
     loss_of,
     mlp,
     offloaded,
     run,
     same,
+    trained_as_plain,
     weights,
 )
 
@@ -136,11 +138,7 @@ def test_gradients_may_be_changed_in_hooks():
             p.register_hook(lambda grad: grad * 0.5)
         run(model, optimizer)
 
-    plain, model = mlp(), mlp()
-    _train(plain, adamw(plain))
-    with offloaded(model) as optimizer:
-        _train(model, optimizer)
-        assert close(weights(model), weights(plain))
+    check_as_plain(_train)
 
 
 def test_hook_that_adds_behind_our_back():
@@ -166,11 +164,7 @@ def test_gradient_set_to_none_is_discarded(place):
             optimizer.step()
             optimizer.zero_grad()
 
-    plain, model = mlp(), mlp()
-    _loop(plain, adamw(plain))
-    with offloaded(model, PLACES[place]) as optimizer:
-        _loop(model, optimizer)
-        assert close(weights(model), weights(plain))
+    with trained_as_plain(_loop, PLACES[place]) as (model, optimizer):
         assert optimizer.state[model[0].weight]["step"] == 2
 
 

@@ -18,12 +18,14 @@ from unit.engine_cases import (
     PLACES,
     adamw,
     batches,
+    check_as_plain,
     close,
     loss_of,
     mlp,
     offloaded,
     run,
     same,
+    trained_as_plain,
     weights,
 )
 
@@ -115,11 +117,7 @@ def test_unused_window_is_discarded():
             optimizer.step()
             optimizer.zero_grad()
 
-    plain, model = mlp(), mlp()
-    _loop(plain, adamw(plain))
-    with offloaded(model) as optimizer:
-        _loop(model, optimizer)
-        assert close(weights(model), weights(plain))
+    check_as_plain(_loop)
 
 
 @pytest.mark.parametrize("place", ["host", "resident", "streamed"])
@@ -139,11 +137,7 @@ def test_ways_to_clear(way, place):
             loss_of(model, x).backward()
             optimizer.step()
 
-    plain, model = mlp(), mlp()
-    _loop(plain, adamw(plain))
-    with offloaded(model, PLACES[place]) as optimizer:
-        _loop(model, optimizer)
-        assert close(weights(model), weights(plain))
+    check_as_plain(_loop, PLACES[place])
 
 
 def test_zeroed_gradients_are_present():
@@ -154,13 +148,9 @@ def test_zeroed_gradients_are_present():
         loss_of(model, batches(1)[0]).backward()
         optimizer.zero_grad(set_to_none=False)
         optimizer.step()
-        return optimizer.state[model[0].weight]["step"]
+        assert optimizer.state[model[0].weight]["step"] == 2
 
-    plain, model = mlp(), mlp()
-    assert _loop(plain, adamw(plain)) == 2
-    with offloaded(model) as optimizer:
-        assert _loop(model, optimizer) == 2
-        assert close(weights(model), weights(plain))
+    check_as_plain(_loop)
 
 
 def test_step_without_backward_changes_nothing():
@@ -196,11 +186,7 @@ def test_two_losses_and_retained_graphs():
             optimizer.step()
             optimizer.zero_grad()
 
-    plain, model = mlp(), mlp()
-    _loop(plain, adamw(plain))
-    with offloaded(model) as optimizer:
-        _loop(model, optimizer)
-        assert close(weights(model), weights(plain))
+    check_as_plain(_loop)
 
 
 @pytest.mark.parametrize("place", ["host", "resident", "streamed"])
@@ -226,11 +212,7 @@ def test_gradients_of_inputs_alone_are_no_backward():
             optimizer.step()
             optimizer.zero_grad()
 
-    plain, model = mlp(), mlp()
-    _loop(plain, adamw(plain))
-    with offloaded(model) as optimizer:
-        _loop(model, optimizer)
-        assert close(weights(model), weights(plain))
+    with trained_as_plain(_loop) as (_, optimizer):
         assert optimizer.engine.placement.accumulation is Accumulation.SINGLE
 
 
@@ -370,11 +352,7 @@ def test_gradient_penalty_through_autograd_grad():
             optimizer.step()
             optimizer.zero_grad()
 
-    plain, model = mlp(), mlp()
-    _loop(plain, adamw(plain))
-    with offloaded(model) as optimizer:
-        _loop(model, optimizer)
-        assert close(weights(model), weights(plain))
+    check_as_plain(_loop)
 
 
 def test_discarded_windows_keep_no_memory():
