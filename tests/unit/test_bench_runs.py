@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from torch import distributed
 
 from forebay.bench import LengthsBench, ReadsBench, StepBench, StepSpec
@@ -18,6 +19,7 @@ from forebay.bench.reads_bench import percentile
 from forebay.bench.spec import Task
 from forebay.bench.step import Entry, bench_step
 from forebay.bench.step_tables import memory_table, step_table
+from forebay.bench.training import Training
 from forebay.bench.worker import run_contestant
 from forebay.cli.main import main
 from forebay.errors import ConfigError
@@ -203,6 +205,35 @@ def test_staging_is_judged_against_the_largest_activations_so_far():
     text = found.table().markdown()
     assert "| 3 | 16 | 12.0 | 12.0 | 1 | 35.0 | 35.0 | 1 | 2.0 | +5.00 |" in text
     assert "r0: 35.0 GB reserved at most under a bound of 40.0 GB, 3 allocator retries" in text
+
+
+def test_running_out_of_memory_is_a_finding(monkeypatch, native):
+    pytest.importorskip("transformers")
+    whole = Training.step
+
+    def _step(self, batches, number):
+        if number == 2:
+            raise torch.OutOfMemoryError
+        return whole(self, batches, number)
+
+    monkeypatch.setattr(Training, "step", _step)
+    spec = StepSpec(
+        variant="none",
+        task=Task.LENGTHS,
+        size="nano",
+        micro_batches=(1,),
+        lengths=(8, 16),
+        steps=4,
+        device="cpu",
+    )
+    (own,) = run_contestant(spec)
+    assert [step["length"] for step in own["steps"]] == [8, 16]
+    found = LengthsBench(
+        spec=spec, profile=_profile(), budgets={"none": 1}, results=(own,), failures=()
+    )
+    text = found.table().markdown()
+    assert "| 3 | 8 | out of memory |" in text
+    assert "none: out of memory in step 3." in text
 
 
 def _here(spec: StepSpec, *, limit_seconds: float) -> Outcome:

@@ -50,7 +50,7 @@ class StagingPeak(NoObserver):
 
 
 def measure_lengths(training: Training) -> Iterator[dict[str, Any]]:
-    """One result with an entry for each step."""
+    """One result with an entry for each step, up to the one that ran out of memory if one did."""
     spec, engine = training.spec, training.runner.engine
     rows = spec.micro_batches[0]
     batches = {length: training.batches(rows, length) for length in spec.lengths}
@@ -64,7 +64,12 @@ def measure_lengths(training: Training) -> Iterator[dict[str, Any]]:
             torch.cuda.reset_peak_memory_stats()
         before = peaks(spec.device)
         begin = time.perf_counter()
-        training.step(batches[length], number)
+        try:
+            training.step(batches[length], number)
+        except torch.OutOfMemoryError:
+            # what led there is the finding; this contestant cannot go on
+            yield {**training.about(), "steps": steps, "out_of_memory": number + 1}
+            return
         step = {"length": length, "seconds": time.perf_counter() - begin, **peaks(spec.device)}
         for name in ("allocator_retries", "allocator_ooms"):
             if name in step:

@@ -60,7 +60,7 @@ class LengthsBench:
             return [None] * len(result["steps"])
         found: list[float | None] = []
         largest = 0
-        for own, least in zip(result["steps"], floor["steps"], strict=True):
+        for own, least in zip(result["steps"], floor["steps"], strict=False):
             largest = max(largest, least["device_peak_bytes"] - floor["device_rest_bytes"])
             found.append(own["device_peak_bytes"] - result["ledger_rest_bytes"] - largest)
         return found
@@ -69,9 +69,7 @@ class LengthsBench:
         """A row for each step, columns for each contestant, and a sentence on each."""
         head = ["step", "length"]
         for one in self.results:
-            names = ["peak GB", "reserved GB", "retries"]
-            if "ledger_rest_bytes" in one:
-                names += ["staged GB", "beyond GB"]
+            names = _COLUMNS[: _columns(one)]
             head += [f"{one['variant']} {name}" for name in names]
         beyond = {one["variant"]: self.beyond(one) for one in self.results}
         rows = []
@@ -79,7 +77,10 @@ class LengthsBench:
             length = self.spec.lengths[number % len(self.spec.lengths)]
             cells = [str(number + 1), str(length)]
             for one in self.results:
-                cells += _cells(one, number, beyond[one["variant"]][number])
+                if number < len(one["steps"]):
+                    cells += _cells(one, number, beyond[one["variant"]][number])
+                else:
+                    cells += ["out of memory", *[""] * (_columns(one) - 1)]
             rows.append(tuple(cells))
         lengths = ", ".join(map(str, self.spec.lengths))
         return Table(
@@ -100,6 +101,8 @@ class LengthsBench:
 
     def _sentence(self, result: dict[str, Any]) -> str:
         steps, variant = result["steps"], result["variant"]
+        if "out_of_memory" in result:
+            return f"{variant}: out of memory in step {result['out_of_memory']}."
         if "device_reserved_bytes" not in steps[0]:
             return f"{variant}: memory of this device is not measured."
         budget = self.budgets[variant]
@@ -124,6 +127,14 @@ class LengthsBench:
             "beyond": {one["variant"]: self.beyond(one) for one in self.results},
             "failures": [list(one) for one in self.failures],
         }
+
+
+_COLUMNS = ("peak GB", "reserved GB", "retries", "staged GB", "beyond GB")
+
+
+def _columns(result: dict[str, Any]) -> int:
+    """How many columns a contestant has: two more where there is a ledger."""
+    return len(_COLUMNS) if "ledger_rest_bytes" in result else len(_COLUMNS) - 2
 
 
 def _cells(result: dict[str, Any], number: int, beyond: float | None) -> list[str]:
