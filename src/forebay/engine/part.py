@@ -13,6 +13,7 @@ write its whole unit, and `save_pretrained` would copy every weight first.
 from __future__ import annotations
 
 from enum import Enum
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -128,7 +129,7 @@ class PartStorage:
         # Waits for whoever still reads the state; set while a checkpoint is written.
         self.before_change: Callable[[], None] | None = None
 
-    @property
+    @cached_property
     def update_segments(self) -> tuple[tuple[int, int], ...]:
         """(offset, elements) in the shard of each parameter, in the layout's order."""
         return tuple((segment.offset, segment.elements) for segment in self.segments.values())

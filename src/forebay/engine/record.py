@@ -113,6 +113,8 @@ class ParamRecord:
         self.master_is_loaded = False
         self.loaded_low: torch.Tensor | None = None
         self._standin: StandIn | None = None
+        # What owns stand-ins that were kept past their window.
+        self._gone = _Gone(slot.names[0])
 
     @property
     def standin(self) -> StandIn:
@@ -281,7 +283,7 @@ class ParamRecord:
     def discard(self) -> None:
         """Forget the gradient: absent. Whoever kept its stand-in cannot read it any more."""
         if self.state is not GradientState.ABSENT and self._standin is not None:
-            self._standin.owner = _Gone(self.label)
+            self._standin.owner = self._gone
             self._standin = None
         self._forget(GradientState.ABSENT)
 
@@ -301,13 +303,12 @@ class ParamRecord:
         self._forget(GradientState.CONSUMED)
 
     def _forget(self, state: GradientState) -> None:
-        self.addends.clear()
-        self.total = self.arrival = None
-        self.captured = None
+        if self.addends:
+            self.addends.clear()
+        self.total = self.arrival = self.captured = None
         self.zeroed = False
-        self.was_given = (
-            self.was_given and state is GradientState.ABSENT and self.part.sums.is_spread
-        )
+        if self.was_given:
+            self.was_given = state is GradientState.ABSENT and self.part.sums.is_spread
         self.move(state)
 
 
