@@ -131,13 +131,13 @@ def is_killed() -> str:
     return "not reached"
 
 
-def uneven_use() -> dict[str, Any]:
+def uneven_use(stage: int = 2) -> dict[str, Any]:
     """Ranks use different experts and skip modules; what no rank used is not updated."""
     torch.manual_seed(1)
     model = nn.ModuleList([nn.Linear(3, 3) for _ in range(5)])
     rank = int(os.environ["RANK"])
     before = [p.detach().clone() for p in model.parameters()]
-    engine = forebay.initialize(model=model, config=config(2, gradient_clipping=0.0))[0]
+    engine = forebay.initialize(model=model, config=config(stage, gradient_clipping=0.0))[0]
     x = torch.ones(2, 3)
     for step in range(3):
         out = model[0](x)
@@ -153,3 +153,48 @@ def uneven_use() -> dict[str, Any]:
     weights = digest(list(model.state_dict().values()))
     engine.close()
     return {"moved": moved, "steps": steps, "weights": weights}
+
+
+def whole_values(stage: int) -> dict[str, Any]:
+    """Read and write whole values of sharded parameters; rank 1 alone writes in a window."""
+    from forebay.utils import (
+        safe_get_full_fp32_param,
+        safe_get_full_grad,
+        safe_get_full_optimizer_state,
+        safe_set_full_fp32_param,
+        safe_set_full_optimizer_state,
+    )
+
+    torch.manual_seed(1)
+    rank = int(os.environ["RANK"])
+    model = nn.Sequential(nn.Linear(97, 149), nn.Linear(149, 2))
+    weight, bias = model[0].weight, model[1].bias
+    first = weight.detach().clone()
+    plain = nn.Sequential(nn.Linear(97, 149), nn.Linear(149, 2))
+    plain.load_state_dict(model.state_dict())
+    engine = forebay.initialize(model=model, config=config(stage, gradient_clipping=0.0))[0]
+    checks = {"master": bool(torch.equal(safe_get_full_fp32_param(weight), first))}
+    grads = []
+    for other in range(3):
+        plain.zero_grad()
+        plain(torch.full((2, 97), 1.0 + other)).pow(2).mean().backward()
+        grads.append(plain[0].weight.grad.clone())
+    engine.backward(engine(torch.full((2, 97), 1.0 + rank)).pow(2).mean())
+    mean = (grads[0] + grads[1] + grads[2]) / 3
+    checks["gradient"] = bool(torch.equal(safe_get_full_grad(weight), mean))
+    engine.step()
+    moment = safe_get_full_optimizer_state(weight, "exp_avg")
+    checks["moment"] = bool(torch.allclose(moment, 0.1 * mean, rtol=1e-5))
+    wanted = torch.arange(2.0)
+    safe_set_full_fp32_param(bias, wanted)
+    safe_set_full_optimizer_state(weight, torch.ones(149, 97), "exp_avg_sq")
+    with forebay.zero.GatheredParameters(weight, modifier_rank=1), torch.no_grad():
+        weight.fill_(float(10 * rank))
+    checks["written"] = bool((safe_get_full_fp32_param(weight) == 10.0).all())
+    checks["set"] = bool(torch.equal(safe_get_full_fp32_param(bias), wanted))
+    ones = safe_get_full_optimizer_state(weight, "exp_avg_sq")
+    checks["state"] = bool((ones == 1.0).all())
+    out = engine(torch.ones(1, 97)).sum().item()
+    engine.zero_grad()
+    engine.close()
+    return {"checks": checks, "out": out}

@@ -9,7 +9,7 @@ import pytest
 from distributed import ranks, scripts
 
 
-@pytest.mark.parametrize("stage", [0, 2])
+@pytest.mark.parametrize("stage", [0, 2, 3])
 def test_three_ranks_share_the_data(stage):
     results = ranks.run(3, scripts.fit, stage, 2)
     assert [r["rank"] for r in results] == [(0, 3), (1, 3), (2, 3)]
@@ -28,6 +28,13 @@ def test_ranks_that_use_different_modules_do_not_wait_for_each_other():
     # weight and bias of: the common module, the experts of ranks 0 to 2, and one that nobody used
     assert results[0]["steps"] == [3, 3, 3, 3, 3, 3, 2, 2, 0, 0]
     assert results[0]["moved"] == [True] * 8 + [False] * 2
+
+
+def test_stage_3_names_units_that_ranks_do_not_need_together():
+    for kind, message in ranks.collect(ranks.start(3, scripts.uneven_use, 3)):
+        assert kind == "RankError", message
+        assert "needs the weights of unit" in message
+        assert "set_z3_leaf_modules" in message
 
 
 @pytest.mark.parametrize(
@@ -98,3 +105,11 @@ def test_a_rank_that_stays_away_is_named_within_30_seconds():
     for kind, message in results:
         assert kind == "RankError", message
         assert "rank 2" in message
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_whole_values_of_sharded_state(stage):
+    results = ranks.run(3, scripts.whole_values, stage)
+    for result in results:
+        assert all(result["checks"].values()), result["checks"]
+    assert len({result["out"] for result in results}) == 1

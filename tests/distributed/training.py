@@ -13,7 +13,7 @@ from torch import distributed, nn
 from forebay.comm.torch_group import TorchGroup
 from forebay.engine import EngineOptions, offload_with
 from forebay.engine.file_space import NvmeOptions
-from forebay.plan import UpdatePlace
+from forebay.plan import UpdatePlace, WeightPlace
 
 # One small buffer: every piece of every rank comes and goes in every step.
 _FILES = NvmeOptions(paths=(Path(tempfile.gettempdir()),), buffer_count=1, buffer_elements=1)
@@ -25,19 +25,26 @@ class Recipe:
 
     stage: int = 0
     place: UpdatePlace = UpdatePlace.HOST
+    weights: WeightPlace = WeightPlace.DEVICE
     unit_elements: int | None = None
     micro: int = 1
     dtype: torch.dtype = torch.bfloat16
     steps: int = 3
     clip: float | None = 2.0
+    pool_bytes: int | None = None
+    blocks: int = 0
+    device: str = "cpu"
+    backend: str = "gloo"
 
 
-def model_of(dtype: torch.dtype) -> nn.Module:
+def model_of(dtype: torch.dtype, blocks: int = 0) -> nn.Module:
     """Odd sizes; a weight over several shards, biases with fewer elements than ranks, an empty one.
 
     Small units lie on one rank, whose peers then have empty shards.
     """
     torch.manual_seed(0)
+    if blocks:
+        return nn.Sequential(*(nn.Linear(13, 13) for _ in range(blocks))).to(dtype)
     layers = [nn.Linear(13, 151), nn.GELU(), nn.Linear(151, 107), nn.GELU(), nn.Linear(107, 2)]
     model = nn.Sequential(*layers).to(dtype)
     model.register_parameter("empty", nn.Parameter(torch.zeros(0, dtype=dtype)))
@@ -52,10 +59,19 @@ def digest(tensors: list[torch.Tensor]) -> str:
     return total.hexdigest()
 
 
-def join() -> None:
+def join(backend: str = "gloo") -> None:
     """Make the default group, once in a process."""
     if not distributed.is_initialized():
-        distributed.init_process_group("gloo")
+        distributed.init_process_group(backend)
+
+
+def device_of(recipe: Recipe) -> torch.device:
+    """This rank's device; ranks share a GPU where there are fewer."""
+    if recipe.device == "cpu":
+        return torch.device("cpu")
+    device = torch.device("cuda", distributed.get_rank() % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
 
 
 def windows(recipe: Recipe, *, rank: int) -> list[list[torch.Tensor]]:
@@ -79,8 +95,9 @@ def loss_of(model: nn.Module, x: torch.Tensor, recipe: Recipe) -> torch.Tensor:
 
 def train(recipe: Recipe) -> dict[str, object]:
     """Train; the data depend on rank and step alone."""
-    join()
-    model = model_of(recipe.dtype)
+    join(recipe.backend)
+    device = device_of(recipe)
+    model = model_of(recipe.dtype, recipe.blocks)
     decayed = [p for p in model.parameters() if p.ndim > 1]
     plain = [p for p in model.parameters() if p.ndim <= 1]
     source = torch.optim.AdamW(
@@ -88,8 +105,10 @@ def train(recipe: Recipe) -> dict[str, object]:
     )
     group = TorchGroup()
     options = EngineOptions(
-        device="cpu",
+        device=device,
         update=recipe.place,
+        weights=recipe.weights,
+        pool_bytes=recipe.pool_bytes,
         unit_elements=recipe.unit_elements,
         backwards=recipe.micro,
         clip_norm=recipe.clip,
@@ -102,7 +121,7 @@ def train(recipe: Recipe) -> dict[str, object]:
     losses, norms = [], []
     for window in windows(recipe, rank=distributed.get_rank()):
         for x in window:
-            loss = loss_of(model, x, recipe)
+            loss = loss_of(model, x.to(device), recipe)
             loss.backward()
             losses.append(loss.item())
         optimizer.step()
@@ -114,8 +133,8 @@ def train(recipe: Recipe) -> dict[str, object]:
         "losses": losses,
         "norms": norms,
         "weights": digest(list(model.state_dict().values())),
-        "steps": [record.step for record in engine.collector.records],
         "bytes": {key.value: count for key, count in engine.ranks.queue.collectives.nbytes.items()},
+        "steps": [record.step for record in engine.collector.records],
         "ledger": {f"{r.tier.value} {r.role.value}": r.nbytes for r in engine.ledger.table()},
     }
     optimizer.close()
@@ -131,7 +150,7 @@ def variants(base: Recipe) -> list[Recipe]:
     """Every stage, place and unit size."""
     return [
         replace(base, stage=stage, place=place, unit_elements=unit)
-        for stage in (0, 1, 2)
+        for stage in (0, 1, 2, 3)
         for place in (UpdatePlace.HOST, UpdatePlace.DEVICE, UpdatePlace.NVME)
         for unit in (None, 1, 10**6)
     ]

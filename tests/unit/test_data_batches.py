@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay.data.batches import IGNORED, Batches, BatchShape, Position, collate
+from forebay.data.batches import IGNORED, Batches, BatchShape, Position, RankShare, collate
 from forebay.data.entropy import byte_entropy
 from forebay.data.rows import Layout, Overlong, Rows, permutation, plan_rows, split_rows
 from forebay.data.samples import CompletionSample, Sample, TextSample
@@ -261,7 +261,38 @@ def test_window_counts_and_length_of_a_run() -> None:
 def test_evaluation_sees_every_row_once() -> None:
     store, plan = many(5)
     batches = Batches(store, rows=plan, shape=BatchShape(2, 9), seed=0, pad_id=PAD)
-    assert [len(batch.input_ids) for batch in batches.in_order()] == [2, 2, 1]
+    assert [len(batch.input_ids) for batch, _ in batches.in_order()] == [2, 2, 1]
+
+
+def test_ranks_share_a_window_and_an_evaluation() -> None:
+    """Together they see what one process with all their rows sees; each passes equally often."""
+    store, plan = many(11)
+    whole = Batches(store, rows=plan, shape=BatchShape(6, 2), seed=4, pad_id=PAD)
+    shared = [
+        Batches(
+            store,
+            rows=plan,
+            shape=BatchShape(2, 2),
+            seed=4,
+            pad_id=PAD,
+            share=RankShare(rank=rank, size=3),
+        )
+        for rank in range(3)
+    ]
+    expected = whole.window(Position(0, 0))
+    windows = [batches.window(Position(0, 0)) for batches in shared]
+    for window in windows:
+        assert window.label_tokens == expected.label_tokens
+        assert window.tokens == expected.tokens
+        assert window.following == expected.following
+    for micro in range(2):
+        rows = [row for w in windows for row in w.micro_batches[micro].input_ids.tolist()]
+        assert rows == expected.micro_batches[micro].input_ids.tolist()
+    evaluated = [list(batches.in_order()) for batches in shared]
+    assert {len(batches) for batches in evaluated} == {2}
+    counted = [b for turn in zip(*evaluated, strict=True) for b, counts in turn if counts]
+    assert sum(len(batch.input_ids) for batch in counted) == 11
+    assert shared[0].windows_in(1.0) == whole.windows_in(1.0)
 
 
 def test_entropy() -> None:

@@ -77,6 +77,11 @@ class PlainEngine:
     def was_step_applied(self) -> bool:
         return self.applied
 
+    world_size = 1
+
+    def mean_over_ranks(self, value: float) -> float:
+        return value
+
 
 class Records:
     def __init__(self) -> None:

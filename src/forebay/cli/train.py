@@ -146,12 +146,14 @@ def _run(values: dict[str, Any]) -> int:
     from rich.console import Console
 
     from forebay.train.model import hush_libraries
+    from forebay.train.ranks import TrainRanks
     from forebay.train.run import train as run
 
     as_json, quiet = values.pop("as_json"), values.pop("quiet")
     hush_libraries()
-    summary = run(_options(values), console=Console(stderr=True, quiet=quiet))
-    if as_json:
+    speaks = TrainRanks.read().speaks
+    summary = run(_options(values), console=Console(stderr=True, quiet=quiet or not speaks))
+    if as_json and speaks:
         typer.echo(json.dumps(summary.as_dict(), indent=2))
     return summary.exit_code
 

@@ -26,6 +26,8 @@ class Purpose(Enum):
     """The sums go to everybody (stage 0)."""
     WEIGHTS = "weights"
     """New or sharded weights go to everybody."""
+    STATE = "state"
+    """Somebody asked for whole values of something sharded."""
 
 
 class Collectives:

@@ -31,6 +31,8 @@ class PassKind(IntEnum):
     """The window's last backward."""
     STEP = 3
     """An update."""
+    GATHER = 4
+    """The gathering of a unit's weights."""
 
     @property
     def words(self) -> str:
@@ -40,7 +42,17 @@ class PassKind(IntEnum):
             PassKind.BACKWARD: "a backward inside a window",
             PassKind.LAST_BACKWARD: "a window's last backward",
             PassKind.STEP: "a step",
+            PassKind.GATHER: "a gathering of weights",
         }[self]
+
+
+_COUNTED = {
+    PassKind.FORWARD: "forward",
+    PassKind.BACKWARD: "backward",
+    PassKind.LAST_BACKWARD: "backward",
+    PassKind.STEP: "step",
+    PassKind.GATHER: "gathering",
+}
 
 
 class Passes:
@@ -54,11 +66,11 @@ class Passes:
     def __init__(self, group: Group, *, width: int) -> None:
         self._group = group
         self._width = width
-        self._counts = {"forward": 0, "backward": 0, "step": 0}
+        self._counts = dict.fromkeys(_COUNTED.values(), 0)
 
     def begin(self, kind: PassKind) -> tuple[PassKind, int]:
         """Count a pass; call it in the order of the program."""
-        name = {PassKind.FORWARD: "forward", PassKind.STEP: "step"}.get(kind, "backward")
+        name = _COUNTED[kind]
         self._counts[name] += 1
         return kind, self._counts[name]
 
@@ -90,3 +102,18 @@ class Passes:
                     "of them equally many batches",
                 )
         return [row[2 : 2 + len(values)] for row in rows]
+
+    def meet_in_unit(self, this: tuple[PassKind, int], unit: float, *, name: str) -> None:
+        """`meet`, where all ranks must mean the same unit.
+
+        Raises:
+            RankError: See `meet`; or a rank needs another unit now.
+        """
+        for rank, row in enumerate(self.meet(this, [unit])):
+            if row[0] != unit:
+                raise RankError(
+                    f"rank {rank} needs the weights of unit {int(row[0])} while rank "
+                    f"{self._group.rank} needs those of unit {int(unit)} ({name})",
+                    hint="stage 3 needs units in one order on all ranks: put modules that choose "
+                    "by data into one unit with forebay.utils.set_z3_leaf_modules",
+                )

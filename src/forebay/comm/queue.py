@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from forebay.comm.collectives import Collectives
     from forebay.comm.group import Group
+    from forebay.comm.passes import Passes
 
 __all__ = ["Job", "Queue"]
 
@@ -102,14 +103,17 @@ class Queue:
 
     Args:
         collectives: What jobs do; nobody else may.
+        passes: Counts what the ranks begin together.
         device: Where tensors lie.
 
     Attributes:
         collectives: As above.
+        passes: What the ranks have begun together.
     """
 
-    def __init__(self, collectives: Collectives, *, device: torch.device) -> None:
+    def __init__(self, collectives: Collectives, *, passes: Passes, device: torch.device) -> None:
         self.collectives = collectives
+        self.passes = passes
         self._group = collectives.group
         self._device = device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None

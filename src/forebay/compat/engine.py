@@ -292,6 +292,10 @@ class TrainingEngine:
         """Every byte that forebay placed."""
         return self.core.ledger
 
+    def mean_over_ranks(self, value: float) -> float:
+        """The mean of a number over all ranks, in rank order; all of them call it together."""
+        return self.core.ranks.mean(value)
+
     def zero_optimization_stage(self) -> int:
         """The ZeRO stage asked for."""
         return self.config.zero.stage

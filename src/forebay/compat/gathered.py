@@ -13,6 +13,7 @@ from forebay.config.facts import Facts
 from forebay.config.resolve import resolve
 from forebay.engine.collector import hook_of
 from forebay.engine.weight_files import WeightFiles
+from forebay.engine.whole_state import take_from_rank
 from forebay.errors import UnsupportedError
 from forebay.model.external import mark_external, unmark_external
 from forebay.model.origin import mark_origin
@@ -98,7 +99,8 @@ class GatheredParameters(contextlib.AbstractContextManager[None]):
 
     Args:
         params: A parameter, several, or a module whose parameters are meant.
-        modifier_rank: Unused in one process: whoever writes, it stays.
+        modifier_rank: The rank whose writes all ranks take over; None says that all of them
+            write the same, or none does.
         fwd_module: A module whose forward will read the parameters; declared as
             `register_external_parameter` does.
         enabled: False does nothing.
@@ -125,6 +127,7 @@ class GatheredParameters(contextlib.AbstractContextManager[None]):
         else:
             chosen = list(params)
         self._params: list[nn.Parameter] = chosen if enabled else []
+        self._modifier = modifier_rank
         self._stack = contextlib.ExitStack()
         if fwd_module is not None and enabled:
             for param in self._params:
@@ -141,6 +144,11 @@ class GatheredParameters(contextlib.AbstractContextManager[None]):
             self._stack = stack.pop_all()
 
     def __exit__(self, *exc_info: object) -> None:
+        if self._modifier is not None and exc_info[0] is None:
+            for param in self._params:
+                hook = hook_of(param)
+                if hook is not None:
+                    take_from_rank(hook.engine, param, rank=self._modifier)
         self._stack.close()
 
 

@@ -1,4 +1,7 @@
-"""`safe_get_*` and `safe_set_*`: whole fp32 values behind a parameter, under DeepSpeed's names."""
+"""`safe_get_*` and `safe_set_*`: whole fp32 values behind a parameter, under DeepSpeed's names.
+
+Over several ranks every rank calls them for the same parameters in the same order.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import torch
 from forebay.engine.collector import GradientHook, hook_of
 from forebay.engine.masters import refresh_master
 from forebay.engine.record import GradientState
+from forebay.engine.whole_state import whole_gradient, whole_of
 from forebay.errors import ConfigError, UnsupportedError
 from forebay.optim.reference import round_to
 
@@ -49,19 +53,28 @@ def safe_get_full_fp32_param(param: torch.Tensor) -> torch.Tensor:
     hook.engine.quiesce("safe_get_full_fp32_param")
     if not hook.record.master_is_loaded:
         refresh_master(hook.record)  # the weight may have been changed since the last step
-    return hook.record.part.master_copy(hook.record.slot)
+    held = hook.record.part.master_copy(hook.record.slot)
+    return whole_of(hook.engine, hook.record, held)
 
 
 def safe_get_full_optimizer_state(param: torch.Tensor, optim_state_key: str) -> torch.Tensor:
     """A copy of one optimizer state ("exp_avg" or "exp_avg_sq"), in the parameter's shape."""
     record = _record(param, optim_state_key)
-    return record.part.state(optim_state_key, record.slot).clone()
+    held = record.part.state(optim_state_key, record.slot)
+    return whole_of(_hook(param).engine, record, held)
 
 
 def safe_get_full_grad(param: torch.Tensor) -> torch.Tensor | None:
-    """The window's gradient so far in fp32, without the loss scale; None when there is none."""
+    """The window's gradient so far in fp32, without the loss scale; None when there is none.
+
+    Over several ranks it is the mean of theirs from the moment on when they have been summed,
+    and this rank's own before.
+    """
     hook = _hook(param)
     record = hook.record
+    summed = whole_gradient(hook.engine, record)
+    if summed is not None:
+        return summed / hook.engine.options.loss_scale.value
     if param.grad is None or record.state is GradientState.CONSUMED:
         return None
     if not record.holds(param.grad):
@@ -82,7 +95,8 @@ def safe_set_full_fp32_param(param: torch.Tensor, value: torch.Tensor) -> None:
     if not part.high_is_weight or part.low is not None:
         part.set_master(slot, single)
     with torch.no_grad():
-        part.stored(slot).copy_(round_to(single, part.dtype))
+        rounded = round_to(single, part.dtype)
+        part.stored(slot).copy_(part.share(rounded, slot) if part.is_sharded else rounded)
     hook.engine.streaming.stored_changed()
     torch.autograd.graph.increment_version(record.param)
     record.rebase()
@@ -94,31 +108,32 @@ def safe_set_full_optimizer_state(
     """Set one optimizer state from a tensor of the parameter's shape."""
     record = _record(param, optim_state_key)
     part, slot = record.part, record.slot
-    _check_shape(tuple(part.view(part.own_weights, slot).shape), value)
-    part.set_state(optim_state_key, slot, value)
+    _check_shape(slot.shape, value)
+    part.set_state(optim_state_key, slot, part.share(value, slot))
 
 
 def safe_set_full_grad(param: torch.Tensor, value: torch.Tensor) -> None:
     """Replace the window's gradient."""
     record = _hook(param).record
+    record.refuse_given("replaced")
     _check_shape(record.slot.shape, value)
     param.grad = value.detach().to(device=param.device, dtype=param.dtype)
 
 
 def safe_get_local_fp32_param(param: torch.Tensor) -> torch.Tensor:
     """This process's slice of the fp32 master, flat: all of it in one process."""
-    return safe_get_full_fp32_param(param).flatten()
+    return _share(param, safe_get_full_fp32_param(param))
 
 
 def safe_get_local_optimizer_state(param: torch.Tensor, optim_state_key: str) -> torch.Tensor:
     """This process's slice of one optimizer state, flat."""
-    return safe_get_full_optimizer_state(param, optim_state_key).flatten()
+    return _share(param, safe_get_full_optimizer_state(param, optim_state_key))
 
 
 def safe_get_local_grad(param: torch.Tensor) -> torch.Tensor | None:
     """This process's slice of the gradient, flat; None when there is none."""
     grad = safe_get_full_grad(param)
-    return None if grad is None else grad.flatten()
+    return None if grad is None else _share(param, grad)
 
 
 def safe_set_local_fp32_param(param: torch.Tensor, value: torch.Tensor) -> None:
@@ -138,7 +153,18 @@ def safe_set_local_grad(param: torch.Tensor, value: torch.Tensor) -> None:
     safe_set_full_grad(param, _whole(param, value))
 
 
+def _share(param: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    record = _hook(param).record
+    return record.part.share(value, record.slot).flatten()
+
+
 def _whole(param: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    sharding = _hook(param).engine.placement.sharding
+    if sharding.size > 1 and sharding.stage:
+        raise UnsupportedError(
+            f"setting one rank's slice is not supported over {sharding.size} ranks",
+            hint="set the whole value on every rank: safe_set_full_...",
+        )
     if value.numel() != param.numel():
         raise ConfigError(
             f"the value has {value.numel()} elements, this process's slice {param.numel()}"

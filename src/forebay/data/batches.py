@@ -23,7 +23,16 @@ if TYPE_CHECKING:
     from forebay.data.rows import Rows
     from forebay.data.tokens import TokenStore
 
-__all__ = ["IGNORED", "BatchShape", "Batches", "MicroBatch", "Position", "Window", "collate"]
+__all__ = [
+    "IGNORED",
+    "BatchShape",
+    "Batches",
+    "MicroBatch",
+    "Position",
+    "RankShare",
+    "Window",
+    "collate",
+]
 
 # The label that torch's cross entropy leaves out.
 IGNORED = -100
@@ -34,6 +43,13 @@ class BatchShape(NamedTuple):
 
     rows: int
     accumulation: int
+
+
+class RankShare(NamedTuple):
+    """Which of the ranks that train together this one is."""
+
+    rank: int = 0
+    size: int = 1
 
 
 class Position(NamedTuple):
@@ -69,9 +85,9 @@ class Window:
     """The micro-batches between two updates.
 
     Attributes:
-        micro_batches: In order.
-        label_tokens: Of all of them: what a mean over the window divides by.
-        tokens: Of all of them, padding left out.
+        micro_batches: In order; those of one rank.
+        label_tokens: Of all of them, on all ranks: what a mean over the window divides by.
+        tokens: Likewise, padding left out.
         following: Where the next window begins.
     """
 
@@ -90,10 +106,18 @@ class Batches:
         shape: Rows per micro-batch and micro-batches per window.
         seed: Chooses the order.
         pad_id: Fills rows.
+        share: Which of every micro-batch's rows are this rank's; all ranks get equally many.
     """
 
     def __init__(
-        self, store: TokenStore, *, rows: Rows, shape: BatchShape, seed: int, pad_id: int
+        self,
+        store: TokenStore,
+        *,
+        rows: Rows,
+        shape: BatchShape,
+        seed: int,
+        pad_id: int,
+        share: RankShare = RankShare(),  # noqa: B008 - immutable
     ) -> None:
         self._store = store
         self._rows = rows
@@ -101,6 +125,7 @@ class Batches:
         self._pad_id = pad_id
         self._order: tuple[int, npt.NDArray[np.int64]] | None = None
         self.shape = shape
+        self._share = share
 
     @property
     def num_rows(self) -> int:
@@ -109,35 +134,46 @@ class Batches:
 
     def windows_in(self, epochs: float) -> int:
         """How many windows it takes to see every row `epochs` times, rounded up."""
-        rows = self.shape.rows * self.shape.accumulation
+        rows = self.shape.rows * self.shape.accumulation * self._share.size
         return max(1, math.ceil(epochs * self.num_rows / rows))
 
     def window(self, position: Position) -> Window:
         """Returns the window that begins at a position."""
-        micro_batches = []
+        micro_batches, label_tokens, tokens = [], 0, 0
+        mine = slice(self._share.rank * self.shape.rows, (self._share.rank + 1) * self.shape.rows)
         for _ in range(self.shape.accumulation):
             indices, position = self._next(position)
+            everybodys = self._rows.take(indices)
+            label_tokens += int(everybodys.label_tokens.sum())
+            tokens += int((everybodys.stops - everybodys.starts).sum())
             micro_batches.append(
-                collate(self._store, self._rows.take(indices), pad_id=self._pad_id)
+                collate(self._store, self._rows.take(indices[mine]), pad_id=self._pad_id)
             )
         return Window(
             micro_batches=tuple(micro_batches),
-            label_tokens=sum(batch.label_tokens for batch in micro_batches),
-            tokens=sum(batch.tokens for batch in micro_batches),
+            label_tokens=label_tokens,
+            tokens=tokens,
             following=position,
         )
 
-    def in_order(self) -> Iterator[MicroBatch]:
-        """Yields every row once, unshuffled, for evaluation; the last batch may be smaller."""
-        for first in range(0, self.num_rows, self.shape.rows):
+    def in_order(self) -> Iterator[tuple[MicroBatch, bool]]:
+        """Yields every row once, unshuffled, for evaluation; the last batch may be smaller.
+
+        Ranks take batches in turn. All yield equally many, so some repeat their last; the flag
+        says whether a batch counts.
+        """
+        firsts = list(range(0, self.num_rows, self.shape.rows))
+        for turn in range(0, len(firsts), self._share.size):
+            number = turn + self._share.rank
+            first = firsts[min(number, len(firsts) - 1)]
             last = min(first + self.shape.rows, self.num_rows)
             rows = self._rows.take(np.arange(first, last, dtype=np.int64))
-            yield collate(self._store, rows, pad_id=self._pad_id)
+            yield collate(self._store, rows, pad_id=self._pad_id), number < len(firsts)
 
     def _next(self, position: Position) -> tuple[npt.NDArray[np.int64], Position]:
-        """Takes the rows of one micro-batch, running on into the next epochs as needed."""
+        """Takes the rows of all ranks' micro-batches, running on into the next epochs."""
         taken: list[npt.NDArray[np.int64]] = []
-        missing = self.shape.rows
+        missing = self.shape.rows * self._share.size
         while missing:
             piece = self._order_of(position.epoch)[position.row : position.row + missing]
             taken.append(piece)

@@ -172,6 +172,9 @@ class Barrier:
     def _give_back_stored(unit: Unit) -> None:
         """The newest weights where they live: on the host."""
         for record in unit.records:
+            if record.part.is_sharded:
+                # No rank has the whole weight, and the others may be gone: it stays unreadable.
+                continue
             stored = record.part.stored(record.slot)
             if unit.state is WeightState.PENDING:
                 stored.fill_(float("nan"))

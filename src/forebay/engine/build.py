@@ -91,12 +91,20 @@ def _update_places(
 
 def update_time(options: EngineOptions) -> UpdateTime:
     """When updates begin: during backward where nothing is needed that only the step knows."""
+    if options.sharding.size > 1:
+        return UpdateTime.AGREEMENT  # only then is it known who has a gradient
     scale = options.loss_scale
     unscaled = isinstance(scale, StaticLossScale) and scale.value == 1.0
     unchecked = options.overflow is OverflowCheck.OFF and options.clip_norm is None
     if unscaled and unchecked and options.timing is Timing.DEFERRED:
         return UpdateTime.GRADIENT
     return UpdateTime.AGREEMENT
+
+
+def _weight_place(update: UpdatePlace, options: EngineOptions) -> WeightPlace:
+    weights = WeightPlace.DEVICE if update is UpdatePlace.DEVICE else options.weights
+    is_sharded = options.sharding.size > 1 and options.stage == 3
+    return WeightPlace.RANKS if is_sharded and weights is WeightPlace.DEVICE else weights
 
 
 def place(spec: ModelSpec, *, options: EngineOptions, device: torch.device) -> Placement:
@@ -108,7 +116,7 @@ def place(spec: ModelSpec, *, options: EngineOptions, device: torch.device) -> P
                 unit.name, index=index, params=unit.params, world_size=options.sharding.size
             ),
             update=place,
-            weights=WeightPlace.DEVICE if place is UpdatePlace.DEVICE else options.weights,
+            weights=_weight_place(place, options),
         )
         for index, (unit, place) in enumerate(zip(spec.units, places, strict=True))
     )

@@ -74,6 +74,9 @@ class Departure(Protocol):
         """
         ...
 
+    def settle(self, program: Program) -> None:
+        """Sums over ranks that have begun are there when this returns."""
+
     def window_ended(self) -> None:
         """The window's gradients were used."""
 
@@ -132,6 +135,9 @@ class Alone:
         """See `Departure`."""
         sums = self._executor.local.square_sums(present)
         return {record.index: sums[record.index] for record in present}
+
+    def settle(self, program: Program) -> None:
+        """There are none."""
 
     def window_ended(self) -> None:
         """Nothing to forget."""

@@ -34,7 +34,7 @@ from forebay.engine.learned_sums import LearnedSums
 from forebay.engine.masters import refresh_master
 from forebay.engine.options import EngineOptions, Timing
 from forebay.engine.pool_room import with_pool
-from forebay.engine.ranks import connect_ranks
+from forebay.engine.ranks import connect_ranks, queue_of
 from forebay.engine.refusals import refuse_strangers, refuse_taken
 from forebay.engine.room import DeviceRoom
 from forebay.engine.step import StepOutcome, Stepper
@@ -178,6 +178,7 @@ class Engine:
         self._barrier = Barrier(
             self.units, lanes=self.lanes, nans=self._nans, forget_visits=self._streamer.drop
         )
+        self.lanes.ranks = queue_of(options, count=len(self.units), device=device)
         self.streaming = Streaming(
             self.units,
             placement=self.placement,
@@ -199,10 +200,9 @@ class Engine:
         self.ranks = connect_ranks(
             self.units,
             executor=self._executor,
-            nans=self._nans,
-            placement=self.placement,
             options=options,
             on_order=self._follow,
+            streaming=self.streaming,
         )
         self._early = EarlyUpdates(
             self.units, terms=self.terms, executor=self._executor, barrier=self._barrier

@@ -282,7 +282,7 @@ def _rounded_weights(part: PartStorage) -> int:
     """Where the host writes weights beside whole masters: over the gradient unless they stay."""
     if part.master is not MasterLayout.WHOLE:
         return 0
-    return part.gradient_address if part.home is None else part.weights.data_ptr()
+    return part.weights.data_ptr() if part.stores_on_host else part.gradient_address
 
 
 def _piece_by_piece(unit: Unit) -> None:

@@ -98,7 +98,7 @@ def _refresh_streamed(record: ParamRecord) -> bool:
     stored = part.stored(slot)
     if moved or written:
         with torch.no_grad():
-            stored.copy_(param.data)
+            stored.copy_(part.share(param.data, slot) if part.is_sharded else param.data)
             if moved and not record.pending:
                 here.copy_(param.data)
         param.data = here

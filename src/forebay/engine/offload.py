@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
+from torch import distributed, nn
 
 from forebay.engine.engine import Engine
 from forebay.engine.optimizer import OffloadedOptimizer
@@ -68,6 +68,7 @@ def offload(  # noqa: PLR0913 - the public face, fixed by the design
         >>> optimizer.close()
     """
     _refuse_arguments(model, optimizer)
+    _refuse_ranks()
     if clip_norm is not None and not (isinstance(clip_norm, int | float) and clip_norm > 0):
         raise ConfigError(
             f"clip_norm is {clip_norm!r}; it must be a positive number",
@@ -110,6 +111,17 @@ def offload_with(
     rule = AdamRule.of(optimizer)
     engine = Engine(model, groups=optimizer.param_groups, rule=rule, options=options)
     return model, OffloadedOptimizer(engine, optimizer)
+
+
+def _refuse_ranks() -> None:
+    if distributed.is_available() and distributed.is_initialized():
+        size = distributed.get_world_size()
+        if size > 1:
+            raise UnsupportedError(
+                f"forebay.offload trains in one process, and torch.distributed has {size} ranks, "
+                "whose weights would part",
+                hint="use forebay.initialize, which adds gradients up over the ranks",
+            )
 
 
 def _refuse_arguments(model: object, optimizer: object) -> None:

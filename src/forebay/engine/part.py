@@ -106,9 +106,9 @@ class PartStorage:
         self.exp_avg = self._state.exp_avg
         self.exp_avg_sq = self._state.exp_avg_sq
         self.weights = self._place_weights(weights)
-        streams = weights is WeightPlace.HOST
+        self.stores_on_host = streams = weights is WeightPlace.HOST
         self.own_weights = self.weights
-        if not streams:
+        if weights is WeightPlace.DEVICE:
             self.own_weights = self.weights[self.shard.start : self.shard.end]
         # The weights themselves are (the high half of) the master.
         lies_apart = not streams or self.master is MasterLayout.WHOLE or self.files is not None
@@ -133,6 +133,11 @@ class PartStorage:
     def update_segments(self) -> tuple[tuple[int, int], ...]:
         """(offset, elements) in the shard of each parameter, in the layout's order."""
         return tuple((segment.offset, segment.elements) for segment in self.segments.values())
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether no rank holds the whole weights."""
+        return self.weights.numel() != self.layout.elements
 
     @property
     def elements(self) -> int:
@@ -165,6 +170,16 @@ class PartStorage:
             )
             return self._weights.flat
         self.home = WeightHome(self.layout, dtype=self.dtype, accelerator=self._memory.accelerator)
+        if place is WeightPlace.RANKS:
+            self._weights = DeviceArena(
+                self.elements,
+                dtype=self.dtype,
+                device=self.device,
+                ledger=self._memory.ledger,
+                role=Role.LP_PARAMS,
+                what=what,
+            )
+            return self._weights.flat
         if self.master is not MasterLayout.WHOLE and self.files is None:
             assert self._state.high is not None
             return self._state.high
@@ -242,7 +257,12 @@ class PartStorage:
         return self.stored(slot) if self.home is None else self.home.tensor(slot)
 
     def stored(self, slot: ParamSlot) -> torch.Tensor:
-        """One parameter's working weight where it lives, in its shape; see [Note: storages]."""
+        """One parameter's working weight where it lives; see [Note: storages].
+
+        In its shape, or what this rank holds of it (`view`) where weights are sharded.
+        """
+        if self.is_sharded:
+            return self.view(self.weights, slot)
         own = self._own.get(slot.index)
         if own is None:
             own = self.weights[slot.offset : slot.end].view(slot.shape)
@@ -289,8 +309,10 @@ class PartStorage:
         self.write(role, self.segments[slot.index].offset, value.detach().reshape(-1))
 
     def share(self, value: torch.Tensor, slot: ParamSlot) -> torch.Tensor:
-        """What the shard holds of a parameter-shaped tensor, in the form of `view`."""
+        """What the shard holds of a parameter-shaped tensor (or of that), in the form of `view`."""
         segment = self.segments[slot.index]
+        if value.numel() == segment.elements != slot.elements:
+            return value.reshape(-1)
         if segment.elements == slot.elements:
             return value.reshape(slot.shape)
         return value.reshape(-1)[segment.start : segment.start + segment.elements]
@@ -350,7 +372,7 @@ class PartStorage:
 
 def state_item_bytes(part: PartStorage) -> int:
     """Bytes per element of a part's state that a visit to the device moves each way."""
-    own = 0 if part.home is None else part.dtype.itemsize
+    own = part.dtype.itemsize if part.stores_on_host else 0
     if part.low is not None:
         return 10 + own
     return own + (12 if part.master is MasterLayout.WHOLE else 8)

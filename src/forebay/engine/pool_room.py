@@ -41,7 +41,7 @@ def with_pool(
         BudgetError: What is used at the same time does not fit.
         UnsupportedError: Part of the model is compiled.
     """
-    streamed = [unit.layout for unit in placement.units if unit.weights is WeightPlace.HOST]
+    streamed = [unit.layout for unit in placement.units if unit.weights is not WeightPlace.DEVICE]
     if not streamed:
         return placement
     refuse_compiled(root)

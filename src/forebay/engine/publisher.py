@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from forebay.engine.host_weights import HostWeights
     from forebay.engine.part import PartStorage
+    from forebay.engine.rank_weights import RankWeights
     from forebay.engine.record import ParamRecord
     from forebay.engine.residency import Residency
     from forebay.engine.unit import NanSource, Unit
@@ -43,7 +44,7 @@ class Publisher:
         nans: NanSource,
         piece_elements: int,
         residency: Residency,
-        source: HostWeights,
+        source: HostWeights | RankWeights,
         is_gathered: bool = False,
     ) -> None:
         self._lanes = lanes
@@ -63,7 +64,7 @@ class Publisher:
             updates: The ticket of each part's update; None where it has none.
             changed: Indices of the parameters that change.
         """
-        if unit.streams_weights:
+        if unit.stores_on_host:
             self._renew(unit, changed)
             for part, update in zip(unit.parts, updates, strict=True):
                 if update is not None:
@@ -97,7 +98,7 @@ class Publisher:
 
         Its state was updated on the device and is on its way home, or was updated from files.
         """
-        if unit.streams_weights:
+        if unit.stores_on_host:
             self._renew(unit, changed)
             for part in unit.parts:
                 self._source.follow_write(part, part.ticket)

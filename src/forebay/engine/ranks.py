@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from forebay.comm.collectives import Collectives
+from forebay.comm.collectives import Collectives, Purpose
+from forebay.comm.passes import Passes
 from forebay.comm.queue import Queue
 from forebay.engine.departure import Alone
 from forebay.engine.reducer import Reducer
 from forebay.engine.shared_gradients import SharedGradients
-from forebay.errors import UnsupportedError
 from forebay.optim.clip import ordered_sum
 
 if TYPE_CHECKING:
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from forebay.engine.departure import Departure
     from forebay.engine.executor import Executor
     from forebay.engine.options import EngineOptions
-    from forebay.engine.unit import NanSource, Unit
-    from forebay.plan.placement import Placement
+    from forebay.engine.streaming import Streaming
+    from forebay.engine.unit import Unit
 
-__all__ = ["Ranks", "connect_ranks"]
+__all__ = ["Ranks", "connect_ranks", "queue_of"]
 
 
 class Ranks:
@@ -52,6 +52,18 @@ class Ranks:
         told = self.tell([value], what="a mean over ranks")
         return ordered_sum(row[0] for row in told) / len(told)
 
+    def gather(self, own: torch.Tensor) -> torch.Tensor:
+        """Every rank's flat tensor, [size, n]; every rank calls it with one as long."""
+        queue = self.queue
+        assert queue is not None
+        rows = own.new_empty((queue.collectives.group.size, own.numel()))
+
+        def _gather() -> None:
+            queue.collectives.gather(rows.view(-1), own, purpose=Purpose.STATE)
+
+        queue.submit(_gather, what="whole values of sharded state").wait()
+        return rows
+
     def tell(self, values: Sequence[float], *, what: str) -> list[list[float]]:
         """Every rank's values, by rank; every rank calls it with as many."""
         if self.queue is None:
@@ -70,37 +82,44 @@ def _leave(queue: Queue | None) -> None:
         queue.collectives.group.close()
 
 
+def queue_of(options: EngineOptions, *, count: int, device: torch.device) -> Queue | None:
+    """The queue of this engine's collectives; None with one rank.
+
+    Args:
+        options: The group of ranks.
+        count: Number of units.
+        device: Where tensors lie.
+    """
+    group = options.group
+    if group is None or group.size == 1:
+        return None
+    # A step tells two marks for each unit, and their order.
+    passes = Passes(group, width=3 * count)
+    return Queue(Collectives(group), passes=passes, device=device)
+
+
 def connect_ranks(
     units: Sequence[Unit],
     *,
     executor: Executor,
-    nans: NanSource,
-    placement: Placement,
     options: EngineOptions,
     on_order: Callable[[tuple[int, ...]], None],
+    streaming: Streaming,
 ) -> Ranks:
     """The ranks that the options name.
 
     Args:
         units: Every unit by index.
         executor: Carries out what follows a complete gradient.
-        nans: What pending weights view.
-        placement: The model's placement.
         options: The group of ranks.
         on_order: Told of the order in which units run, when it changes.
-
-    Raises:
-        UnsupportedError: Parameters would have to be sharded.
+        streaming: Takes a unit's new slices, where each pass gathers them.
     """
     group = options.group
     if group is None or group.size == 1:
         return Ranks(Alone(executor, on_order=on_order, count=len(units)))
-    if options.stage == 3:
-        raise UnsupportedError(
-            f"stage 3 over {group.size} ranks is not supported yet",
-            hint="stage 2 keeps one copy of the 16-bit weights on each device",
-        )
-    queue = Queue(Collectives(group), device=executor.device)
+    queue = executor.lanes.ranks
+    assert queue is not None
     gradients = SharedGradients(units, lanes=executor.lanes, local=executor.local)
     executor.use(gradients)
     reducer = Reducer(
@@ -108,9 +127,11 @@ def connect_ranks(
         executor=executor,
         gradients=gradients,
         queue=queue,
-        placement=placement,
+        options=options,
         on_order=on_order,
     )
-    if options.stage:
-        executor.spread = partial(reducer.spread_weights, nans)
+    if options.stage == 3:
+        executor.spread = streaming.renew
+    elif options.stage:
+        executor.spread = partial(reducer.spread_weights, streaming.nans)
     return Ranks(reducer, queue=queue)

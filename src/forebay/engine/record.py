@@ -126,7 +126,7 @@ class ParamRecord:
         if self._standin is None:
             # A proxy: the collector of garbage does not see what p.grad holds.
             self._standin = StandIn(
-                self.part.stored(self.slot), weakref.proxy(self), device=self.part.device
+                self.part.weight(self.slot), weakref.proxy(self), device=self.part.device
             )
         return self._standin
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from forebay.comm.collectives import Purpose
-from forebay.comm.passes import Passes, PassKind
+from forebay.comm.passes import PassKind
 from forebay.errors import GradientError
 from forebay.optim.squares import BLOCK, tree_sum
 from forebay.plan.placement import Accumulation
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from forebay.comm.queue import Job, Queue
     from forebay.engine.collector import Collector
     from forebay.engine.executor import Executor
+    from forebay.engine.options import EngineOptions
     from forebay.engine.part import PartStorage
     from forebay.engine.record import ParamRecord
     from forebay.engine.shared_gradients import SharedGradients
     from forebay.engine.unit import NanSource, Unit
     from forebay.engine.window import Window
-    from forebay.plan.placement import Placement
     from forebay.plan.program import Program
 
 __all__ = ["Reducer"]
@@ -52,7 +52,7 @@ class Reducer:
         executor: Carries out what follows a sum.
         gradients: What it does with sums.
         queue: Runs collectives in order; what they are is in its `collectives`.
-        placement: The stage, and whether several backwards are summed.
+        options: The stage, and whether several backwards are summed.
         on_order: Told of the order in which all ranks run units, when it changes.
     """
 
@@ -63,7 +63,7 @@ class Reducer:
         executor: Executor,
         gradients: SharedGradients,
         queue: Queue,
-        placement: Placement,
+        options: EngineOptions,
         on_order: Callable[[tuple[int, ...]], None],
     ) -> None:
         self._units = units
@@ -73,16 +73,15 @@ class Reducer:
         self._queue = queue
         self._collectives = queue.collectives
         self._on_order = on_order
-        self._stage = placement.sharding.stage
-        self.ranks = placement.sharding.size
-        self._passes = Passes(queue.collectives.group, width=3 * len(units))
+        self._stage = options.stage
+        self.ranks = options.sharding.size
+        self._passes = queue.passes
         self._local_order = self._order = tuple(range(len(units)))
         self._wide: set[int] = set()
         self._turns: deque[int] = deque()
         self._complete: set[int] = set()
         self._running: deque[tuple[Unit, Job, bool]] = deque()
         self._unfinished: set[int] = set()
-        self._sums_locally = placement.accumulation is not Accumulation.SINGLE
 
     @property
     def leaves_every_backward(self) -> bool:
@@ -136,7 +135,8 @@ class Reducer:
 
     def _exchange(self, unit: Unit, *, last: bool, wide: bool) -> None:
         """Give a unit's gradients to the queue."""
-        wide = wide or (self._sums_locally and not self.leaves_every_backward)
+        sums_locally = unit.accumulation is not Accumulation.SINGLE
+        wide = wide or (sums_locally and not self.leaves_every_backward)
         flats = [
             self._pack(part, records, wide=wide)
             for part, records in zip(unit.parts, unit.records_of_part, strict=True)
@@ -198,6 +198,11 @@ class Reducer:
     def _tail(self, program: Program, unit: Unit) -> None:
         self._unfinished.discard(unit.index)
         self._executor.gradient_complete(program, unit, last=True)
+
+    def settle(self, program: Program) -> None:
+        """See `Departure`."""
+        self._finish_all(program)
+        self._queue.join_stream()
 
     def _finish_all(self, program: Program) -> None:
         while self._running:

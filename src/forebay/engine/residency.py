@@ -17,7 +17,7 @@ import torch
 
 from forebay.engine.masters import keep_written
 from forebay.engine.unit import WeightState
-from forebay.errors import TransferError
+from forebay.errors import RankError, TransferError
 from forebay.links.observer import Moment
 from forebay.plan.foresight import Pass
 from forebay.plan.weight_pool import MoveKind
@@ -238,6 +238,9 @@ class Residency:
             with self._lanes.waiting(f"weights of {unit.name}"):
                 for ticket in tickets:
                     self._lanes.accelerator.wait_for(ticket)
+        except RankError as error:
+            self._fail(str(error))
+            raise
         except RuntimeError as error:
             self._fail(str(error))
             raise TransferError(

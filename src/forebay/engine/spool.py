@@ -145,12 +145,12 @@ class Spool:
                 if job.is_present:
                     update = self._advance(unit, job, numbers, order.scale)
                     updates.append(update)
-                    if not unit.streams_weights:
+                    if not unit.stores_on_host:
                         arrivals.append(self._publish(unit, job, update, event.handle))
                     self._write(unit, job, update, arrivals[-1:])
             if updates:
                 part.ticket = self._lanes.hold(self._lanes.join(updates))
-        if unit.streams_weights:
+        if unit.stores_on_host:
             self._publisher.written_back(unit, order.hyper_of)
         elif changed:
             self._lanes.hold(self._lanes.join(arrivals), event)

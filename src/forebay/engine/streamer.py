@@ -60,7 +60,7 @@ class StagedPart:
         whole = part.master is MasterLayout.WHOLE
         self.master = block[8 * n : 12 * n].view(torch.float32) if whole else None
         own = block[len(block) - n * part.dtype.itemsize :]
-        self.weights = None if part.home is None else own.view(part.dtype)
+        self.weights = own.view(part.dtype) if part.stores_on_host else None
 
     def pairs(self, part: PartStorage) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """(host, device) tensors of each role that travels."""
@@ -220,7 +220,7 @@ class Streamer:
             )
             part.ticket = self._lanes.hold(ticket, staged.block, event)
             self._leaving.append(ticket)
-            part.high_is_stale = part.home is None and part.master is not MasterLayout.WHOLE
+            part.high_is_stale = not part.stores_on_host and part.master is not MasterLayout.WHOLE
             moved += nbytes
         unit.staging = None
         return moved

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from forebay.engine.activations import ActivationStore
 from forebay.engine.host_weights import HostWeights
 from forebay.engine.masters import refresh_master
 from forebay.engine.options import ActivationPlace
 from forebay.engine.publisher import Publisher
+from forebay.engine.rank_weights import RankWeights
 from forebay.engine.residency import Residency
 from forebay.engine.saved_weights import SavedWeights
 from forebay.engine.streaming_hooks import StreamingHooks
@@ -52,6 +53,7 @@ class Streaming:
         source: Where they come from.
         activations: Keeps boundary activations on the host; None where they stay.
         publisher: Takes new weights after an update.
+        nans: As above.
     """
 
     def __init__(
@@ -64,8 +66,13 @@ class Streaming:
         nans: NanSource,
         fail: Callable[[str], None],
     ) -> None:
+        self.nans = nans
         self._units = [unit for unit in units if unit.streams_weights]
-        self.source = HostWeights(lanes, piece_elements=placement.piece_elements)
+        self.source: HostWeights | RankWeights
+        if lanes.ranks is None or placement.sharding.stage == 0:
+            self.source = HostWeights(lanes, piece_elements=placement.piece_elements)
+        else:
+            self.source = RankWeights(lanes.ranks, lanes=lanes)
         pool = WeightPool(
             {unit.index: streamed_bytes(unit.placement.layout) for unit in self._units},
             capacity_bytes=placement.pool_bytes,
@@ -161,6 +168,12 @@ class Streaming:
     def stored_changed(self) -> None:
         """Stored weights were written from outside: copies on the device are old."""
         self.residency.drop_all()
+
+    def renew(self, unit: Unit, changed: Sequence[ParamRecord], arrivals: Sequence[Any]) -> None:
+        """A unit's slices have new weights, or will when `arrivals` are there."""
+        if not unit.stores_on_host and isinstance(self.source, RankWeights):
+            self.residency.renew(unit, changed)
+            self.source.follow_all(unit, arrivals)
 
     def take_over(self, units: Iterable[Unit] | None = None) -> None:
         """Let stored weights follow what the user wrote or assigned."""

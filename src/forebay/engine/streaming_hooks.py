@@ -8,6 +8,7 @@ stay too, unless their room is needed. Saved-tensor hooks lie around each frame
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -72,6 +73,10 @@ class StreamingHooks:
         self._units_of = units_of
         self._members = members
         self._frames: list[_Frame] = []
+        # Weights in state dicts that somebody still has, by parameter and version.
+        self._copies: weakref.WeakValueDictionary[tuple[int, int], torch.Tensor] = (
+            weakref.WeakValueDictionary()
+        )
         # Units that a recomputed function reads outside of any module, by the parameter read.
         self._pinned: dict[int, Unit] = {}
         self._handles: list[RemovableHandle] = []
@@ -156,21 +161,43 @@ class StreamingHooks:
         self, module: nn.Module, state: dict[str, Any], prefix: str, _metadata: Any
     ) -> None:
         """A state dict refers to weights where they live: on the host."""
-        for name, record, _ in self._streamed(module):
+        for name, record, unit in self._streamed(module):
             keep_written(record)
             if prefix + name in state:
-                state[prefix + name] = record.part.stored(record.slot)
+                state[prefix + name] = self._shown(record, unit)
+
+    def _shown(self, record: ParamRecord, unit: Unit) -> torch.Tensor:
+        """`_whole`, and the same tensor under each of a tied weight's names, as savers need."""
+        key = record.index, record.param._version
+        shown = self._copies.get(key)
+        if shown is None:
+            shown = self._copies[key] = self._whole(record, unit)
+        return shown
+
+    def _whole(self, record: ParamRecord, unit: Unit) -> torch.Tensor:
+        """A weight where it lives, or a copy on the host of one that no rank has whole.
+
+        Every rank asks for it then.
+        """
+        if not record.part.is_sharded:
+            return record.part.stored(record.slot)
+        self._residency.acquire(unit)
+        return record.param.data.detach().to("cpu", copy=True)
 
     def _before_load(self, module: nn.Module, *_args: Any) -> None:
         """Weights are loaded where they live."""
         for _, record, unit in self._streamed(module):
             keep_written(record)
+            whole = self._whole(record, unit)
             self._residency.drop_all([unit])
-            record.param.data = record.part.stored(record.slot)
+            record.param.data = whole
 
     def _after_load(self, module: nn.Module, _incompatible: Any) -> None:
         for _, record, _ in self._streamed(module):
             if record.param._version != record.version or record.master_is_loaded:
+                if record.part.is_sharded:
+                    value = record.part.share(record.param.data, record.slot)
+                    record.part.stored(record.slot).copy_(value)
                 settle_stored(record)
             if record.away is not None:
                 record.param.data = record.away

@@ -149,7 +149,12 @@ class Unit:
 
     @property
     def streams_weights(self) -> bool:
-        """Whether its weights live on the host and come to the device for use."""
+        """Whether its weights live elsewhere and come to the device for use."""
+        return self.placement.weights is not WeightPlace.DEVICE
+
+    @property
+    def stores_on_host(self) -> bool:
+        """Whether its weights (or this rank's slices) live on the host."""
         return self.placement.weights is WeightPlace.HOST
 
     def bind(self, record: ParamRecord, source: ParameterSource | None) -> None:
@@ -159,16 +164,17 @@ class Unit:
             record: The parameter.
             source: Where its value comes from if it is on the meta device.
         """
-        view, param = record.part.stored(record.slot), record.param
+        part, slot, param = record.part, record.slot, record.param
+        view = part.stored(slot)
         if param.is_meta:
             assert source is not None
-            value = source.read(record.slot.names, param)
+            value = source.read(slot.names, param)
             # its type of device cannot change in place; the parameter stays the same object
-            torch.utils.swap_tensors(param, torch.nn.Parameter(view))
+            torch.utils.swap_tensors(param, torch.nn.Parameter(part.weight(slot)))
         else:
             value = param.data
         with torch.no_grad():
-            view.copy_(value)
+            view.copy_(part.share(value, slot) if part.is_sharded else value)
         param.data = view
 
     def leave(self, nans: NanSource) -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import torch
 
     from forebay.accelerators.base import Accelerator
+    from forebay.comm.queue import Queue
     from forebay.hardware.affinity import CoreShare
     from forebay.links.fake import FaultScript
     from forebay.links.observer import Moment, Observer
@@ -115,6 +116,8 @@ class Lanes:
         self._closed = False
         self.observer: Observer = NO_OBSERVER
         self.files: Closable | None = None
+        # Collectives, where there are several ranks.
+        self.ranks: Queue | None = None
         # Weights go up in the order in which the next forward needs them.
         self._publish_order = 0
 

@@ -76,6 +76,8 @@ def part_bytes(
     sizes: dict[tuple[str, str], int] = {}
     if weights is WeightPlace.DEVICE:
         sizes["device", "lp_params"] = _on_device(item * part.elements)
+    elif weights is WeightPlace.RANKS:
+        sizes["device", "lp_params"] = _on_device(item * n)
     elif master is MasterLayout.WHOLE or update is UpdatePlace.NVME:
         sizes["host", "lp_params"] = _rounded(item * n, page)
     if update is not UpdatePlace.DEVICE:

@@ -65,6 +65,8 @@ class WeightPlace(Enum):
     """On the device for good."""
     HOST = "host"
     """On the host; each pass brings them up and lets go of them. Not with `UpdatePlace.DEVICE`."""
+    RANKS = "ranks"
+    """A slice on the device of each rank; each pass gathers them and lets go of them (stage 3)."""
 
 
 class Accumulation(Enum):

@@ -185,7 +185,9 @@ def _gather(unit: UnitPlacement, after: int) -> Op:
         kind=OpKind.GATHER,
         lane=Lane.RANKS,
         unit=unit.layout.index,
-        nbytes=sum(ITEM_BYTES[part.dtype] * part.elements for part in unit.layout.parts),
+        nbytes=0
+        if unit.weights is not WeightPlace.DEVICE
+        else sum(ITEM_BYTES[part.dtype] * part.elements for part in unit.layout.parts),
         after=(after,),
         trigger=Trigger(TriggerKind.STEP),
     )

@@ -33,10 +33,10 @@ def evaluate(engine: Engine, batches: Batches, *, device: torch.device) -> float
     engine.eval()
     try:
         with torch.no_grad():
-            for batch in batches.in_order():
+            for batch, counts in batches.in_order():
                 result = forward(engine, batch, device=device, router_weight=0.0)
-                total += float(result.loss_sum)
-                tokens += batch.label_tokens
+                total += float(result.loss_sum) * counts
+                tokens += batch.label_tokens * counts
     finally:
         engine.train()
-    return total / tokens
+    return engine.mean_over_ranks(total) / engine.mean_over_ranks(tokens)

@@ -67,6 +67,13 @@ class Engine(Protocol):
     def was_step_applied(self) -> bool:
         """Whether the last update changed the weights."""
 
+    def mean_over_ranks(self, value: float) -> float:
+        """The mean of a number over all ranks, which ask for it together."""
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+
 
 class Reporter(Protocol):
     """Where figures go; called between updates."""
@@ -143,16 +150,22 @@ class Loop:
         # A run that goes on was evaluated where it stopped only if an uninterrupted one is.
         if self.steps_done == 0 or self.steps_done % self.eval_every == 0:
             self._evaluate()
-        while self.steps_done < self.total_steps and not self.stop.is_requested():
+        is_stopping = self._agree_to_stop()
+        while self.steps_done < self.total_steps and not is_stopping:
             self._one_step()
             ended = self.steps_done == self.total_steps
-            if self.stop.is_requested():
+            is_stopping = self._agree_to_stop()
+            if is_stopping:
                 break
             if ended or self.steps_done % self.eval_every == 0:
                 self._evaluate()
             if not ended and self._is_save_due():
                 self.last_save = time.monotonic()
                 self.save()
+
+    def _agree_to_stop(self) -> bool:
+        """A signal reaches ranks at different moments: they stop after the same step."""
+        return self.engine.mean_over_ranks(float(self.stop.is_requested())) > 0
 
     def _is_save_due(self) -> bool:
         if self.save_seconds is not None:
@@ -208,13 +221,15 @@ class Loop:
             result = forward(
                 self.engine, batch, device=self.device, router_weight=self.router_weight
             )
-            loss = result.loss_sum / window.label_tokens
+            # The engine averages over ranks; the window's tokens are those of all of them.
+            share = window.label_tokens / self.engine.world_size
+            loss = result.loss_sum / share
             total += loss.detach()
             if result.router_loss is not None:
-                loss = loss + result.router_loss * (batch.label_tokens / window.label_tokens)
+                loss = loss + result.router_loss * (batch.label_tokens / share)
             self.engine.backward(loss, scale_wrt_gas=False)
             if number == len(window.micro_batches):
-                loss_value = float(total)
+                loss_value = self.engine.mean_over_ranks(float(total))
                 self._refuse_nan(loss_value)
             self.engine.step()
         return loss_value

@@ -28,6 +28,7 @@ from forebay.train.forecast import Took, run_record
 from forebay.train.loop import Loop, Silent
 from forebay.train.model import ModelSource, choose_device
 from forebay.train.options import GradientCheckpointing, SaveEvery
+from forebay.train.ranks import TrainRanks
 from forebay.train.records import Summary
 from forebay.train.report import (
     RunReporter,
@@ -72,6 +73,7 @@ class _Plan:
     config: ResolvedConfig
     total_steps: int
     device: torch.device
+    ranks: TrainRanks
 
 
 def train(options: TrainOptions, *, console: Console) -> Summary:
@@ -114,13 +116,16 @@ def train(options: TrainOptions, *, console: Console) -> Summary:
 
 def _prepare(options: TrainOptions, console: Console, at_end: contextlib.ExitStack) -> _Plan:
     options.check()
-    device = choose_device(options.device)
+    ranks = TrainRanks.read()
+    _refuse_checkpoints(options, ranks)
+    device = choose_device(ranks.device(options.device))
     source = ModelSource.open(options.model)
-    settings = Settings.read(options, source=source)
+    settings = Settings.read(options, source=source, ranks=ranks)
     draft = settings.draft()
     sequence_length(options, context=source.context)
     files = open_files(options.data)
-    folder = RunFolder.prepare(options.output, existing=options.existing_output)
+    output = at_end.enter_context(ranks.folder(options.output))
+    folder = RunFolder.prepare(output, existing=options.existing_output)
     at_end.callback(folder.release)
 
     def progress(documents: int, tokens: int) -> None:
@@ -130,8 +135,8 @@ def _prepare(options: TrainOptions, console: Console, at_end: contextlib.ExitSta
         files, source=source, options=options, spill=folder.path, on_progress=progress
     )
     shape = BatchShape(draft.batch.micro_batch_size, draft.batch.accumulation_steps)
-    _refuse_more_than_all(shape.rows, num_rows=len(corpus.train))
-    batches = _batches(corpus, corpus.train, shape=shape, seed=options.seed)
+    _refuse_more_than_all(shape.rows * ranks.size, num_rows=len(corpus.train))
+    batches = _batches(corpus, corpus.train, shape=shape, seed=options.seed, ranks=ranks)
     total_steps = options.steps or batches.windows_in(options.epochs or 1.0)
     config = settings.final(total_steps)
     for line in (*config.table().splitlines(), "", *corpus.lines):
@@ -145,7 +150,16 @@ def _prepare(options: TrainOptions, console: Console, at_end: contextlib.ExitSta
         config=config,
         total_steps=total_steps,
         device=device,
+        ranks=ranks,
     )
+
+
+def _refuse_checkpoints(options: TrainOptions, ranks: TrainRanks) -> None:
+    if ranks.size > 1 and (options.save_every is not None or options.resume is not None):
+        raise ConfigError(
+            f"--save-every and --resume are not supported yet with {ranks.size} ranks",
+            hint="leave them out: the model is saved at the end",
+        )
 
 
 def _refuse_more_than_all(batch_rows: int, *, num_rows: int) -> None:
@@ -157,8 +171,17 @@ def _refuse_more_than_all(batch_rows: int, *, num_rows: int) -> None:
         )
 
 
-def _batches(corpus: Corpus, rows: Rows, *, shape: BatchShape, seed: int) -> Batches:
-    return Batches(corpus.store, rows=rows, shape=shape, seed=seed, pad_id=corpus.tokenizer.pad_id)
+def _batches(
+    corpus: Corpus, rows: Rows, *, shape: BatchShape, seed: int, ranks: TrainRanks
+) -> Batches:
+    return Batches(
+        corpus.store,
+        rows=rows,
+        shape=shape,
+        seed=seed,
+        pad_id=corpus.tokenizer.pad_id,
+        share=ranks.share,
+    )
 
 
 def _train(plan: _Plan, engine: Any, *, stop: StopSignals, console: Console) -> Summary:
@@ -171,7 +194,10 @@ def _train(plan: _Plan, engine: Any, *, stop: StopSignals, console: Console) -> 
 
     def save() -> None:
         engine.synchronize()
-        plan.folder.save_model(engine.module, plan.corpus.tokenizer)
+        if plan.ranks.speaks:
+            plan.folder.save_model(engine.module, plan.corpus.tokenizer)
+        elif plan.config.zero.stage == 3:
+            engine.module.state_dict()  # its slices go to the rank that saves
 
     def save_both() -> None:
         engine.checkpoints.data = data_state(loop, seed=plan.options.seed, store=plan.corpus.store)
@@ -203,7 +229,9 @@ def _train(plan: _Plan, engine: Any, *, stop: StopSignals, console: Console) -> 
             error.add_note(_rescue(plan, loop=loop, save=save))
             raise
         seconds = time.monotonic() - began
-        if stop.is_requested() or plan.options.save_every is not None:
+        # Ranks write no checkpoint yet.
+        is_resumable = stop.is_requested() or plan.options.save_every is not None
+        if is_resumable and plan.ranks.size == 1:
             save_both()
         else:
             save()
@@ -227,7 +255,13 @@ def _loop(
     every = options.save_every or SaveEvery()
     held_out = None
     if len(corpus.held_out):
-        held_out = _batches(corpus, corpus.held_out, shape=plan.batches.shape, seed=options.seed)
+        held_out = _batches(
+            corpus,
+            corpus.held_out,
+            shape=plan.batches.shape,
+            seed=options.seed,
+            ranks=plan.ranks,
+        )
     return Loop(
         engine=engine,
         batches=plan.batches,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from forebay.config.facts import Facts
@@ -16,6 +16,7 @@ from forebay.config.reader import read
 from forebay.config.resolve import resolve
 from forebay.errors import ConfigError
 from forebay.train.options import Offload, Schedule, TrainOptions
+from forebay.train.ranks import TrainRanks
 
 if TYPE_CHECKING:
     from forebay.config.resolved import ResolvedConfig
@@ -45,14 +46,18 @@ class Settings:
         raw: The configuration as a dict, overrides applied and missing sections filled in.
         options: What the run is asked to do.
         source: The model's facts.
+        ranks: The ranks that train together.
     """
 
     raw: dict[str, Any]
     options: TrainOptions
     source: ModelSource
+    ranks: TrainRanks = field(default_factory=TrainRanks)
 
     @classmethod
-    def read(cls, options: TrainOptions, *, source: ModelSource) -> Settings:
+    def read(
+        cls, options: TrainOptions, *, source: ModelSource, ranks: TrainRanks | None = None
+    ) -> Settings:
         """Read the configuration file, or make one, and apply the overrides.
 
         Raises:
@@ -73,7 +78,7 @@ class Settings:
                 "both set the learning rate over the run",
                 hint="leave one out",
             )
-        return cls(raw=raw, options=options, source=source)
+        return cls(raw=raw, options=options, source=source, ranks=ranks or TrainRanks())
 
     def draft(self) -> ResolvedConfig:
         """Resolve before the length of the run is known; finds every mistake but that of length.
@@ -96,6 +101,7 @@ class Settings:
         return resolve(
             self.raw,
             facts=Facts(
+                world_size=self.ranks.size,
                 model_dtype=self._model_dtype(),
                 micro_batch_size=options.batch_size,
                 accumulation_steps=options.accumulation,

@@ -18,7 +18,9 @@ from forebay.config.kinds import (
 
 __all__ = ["KEYS"]
 
-_ONE_PROCESS: Final = "in one process there is nothing to exchange"
+_EXCHANGED: Final = (
+    "gradients travel in their own dtype and are added up in fp32 in the order of ranks"
+)
 _AUTO: Final = Auto.CALLER
 
 _BATCH: Final[tuple[Key, ...]] = (
@@ -75,7 +77,7 @@ _GRADIENTS: Final[tuple[Key, ...]] = (
         FLAG,
         "Average before the sum over ranks instead of after it.",
         default=False,
-        reason=_ONE_PROCESS,
+        reason=_EXCHANGED,
     ),
     refused(
         "gradient_predivide_factor",
@@ -84,26 +86,26 @@ _GRADIENTS: Final[tuple[Key, ...]] = (
         default=1.0,
         reason="gradients are averaged once, in fp32, together with clipping and loss scale",
     ),
-    hint(
+    refused(
         "gradient_allreduce_op",
         choice("mean", "sum"),
         "Whether gradients are averaged or summed over ranks.",
         default="mean",
-        reason=_ONE_PROCESS,
+        reason="gradients are averaged over ranks; multiply the loss by their number for a sum",
     ),
     hint(
         "communication_data_type",
         optional(choice("fp16", "bfp16", "bf16", "fp32")),
         "Dtype in which gradients travel between ranks.",
         default=None,
-        reason=_ONE_PROCESS,
+        reason=_EXCHANGED,
     ),
     hint(
         "seq_parallel_communication_data_type",
         optional(choice("fp16", "bfp16", "bf16", "fp32")),
         "Dtype of the exchange in sequence parallelism.",
         default="fp32",
-        reason=_ONE_PROCESS,
+        reason=_EXCHANGED,
     ),
     refused(
         "sparse_gradients",
@@ -116,7 +118,7 @@ _GRADIENTS: Final[tuple[Key, ...]] = (
         FLAG,
         "Exchange parameters by broadcast instead of all-gather.",
         default=False,
-        reason=_ONE_PROCESS,
+        reason=_EXCHANGED,
     ),
 )
 

@@ -19,7 +19,7 @@ from forebay.config.kinds import (
 
 __all__ = ["KEYS"]
 
-_ONE_PROCESS: Final = "in one process there is nothing to exchange"
+_EXCHANGED: Final = "gradients and weights are exchanged unit by unit, at every stage alike"
 _BY_UNIT: Final = "weights come and go by whole units, in the recorded order, as there is room"
 _NO_BUCKETS: Final = "gradients leave unit by unit, in pieces that the plan sizes"
 _WITH_SECTION: Final = "it acts with its section only"
@@ -73,7 +73,7 @@ _COMMUNICATION: Final[tuple[Key, ...]] = (
     ),
     *moot(
         "zero_optimization",
-        reason=_ONE_PROCESS,
+        reason=_EXCHANGED,
         rows={
             "reduce_scatter": (FLAG, True, "Reduce each gradient to its owner only."),
             "use_multi_rank_bucket_allreduce": (FLAG, True, "Reduce for several ranks at once."),

@@ -1,0 +1,56 @@
+"""Whole values of parameters whose state is sharded over ranks: every rank asks, all get them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from forebay.engine.engine import Engine
+    from forebay.engine.record import ParamRecord
+
+__all__ = ["take_from_rank", "whole_gradient", "whole_of"]
+
+
+def whole_of(engine: Engine, record: ParamRecord, held: torch.Tensor) -> torch.Tensor:
+    """A parameter-shaped copy of a role, from what each rank holds of it.
+
+    Args:
+        engine: The engine; every rank calls this for the same parameter at the same point.
+        record: The parameter.
+        held: What this rank holds, in the form of `PartStorage.view`.
+    """
+    part, slot = record.part, record.slot
+    sharding = engine.placement.sharding
+    if sharding.size == 1 or part.elements == part.layout.elements:
+        return held.clone().view(slot.shape)
+    pieces = [part.layout.shard(rank).segment(slot) for rank in range(sharding.size)]
+    own = held.new_zeros(max(*(piece.elements for piece in pieces), 1))
+    own[: held.numel()] = held.reshape(-1)
+    rows = engine.ranks.gather(own)
+    joined = [row[: piece.elements] for row, piece in zip(rows, pieces, strict=True)]
+    return torch.cat(joined).view(slot.shape)
+
+
+def whole_gradient(engine: Engine, record: ParamRecord) -> torch.Tensor | None:
+    """The mean over ranks of a window's gradient, once it is summed over them; None before."""
+    part = record.part
+    engine.ranks.departure.settle(engine.program)
+    if not part.sums.is_spread:
+        return None
+    if part.sums.here is not None:
+        held = part.view(part.sums.here, record.slot)
+    else:
+        if part.ticket is not None:
+            part.ticket.wait()
+        held = part.gradient(record.slot)
+    return whole_of(engine, record, held.float()) / engine.ranks.departure.ranks
+
+
+def take_from_rank(engine: Engine, param: torch.Tensor, *, rank: int) -> None:
+    """Let a parameter have the values that it has on one rank; every rank calls it."""
+    if engine.placement.sharding.size > 1 and param.numel():
+        rows = engine.ranks.gather(param.detach().reshape(-1).clone())
+        with torch.no_grad():
+            param.copy_(rows[rank].view(param.shape))

@@ -1,0 +1,70 @@
+"""`forebay train` on several ranks trains as one process does with all their rows at once."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from cli.train_inputs import losses, metrics, model_folder, text_file
+from distributed import ranks
+
+_COMMON = ("--steps", "4", "--sequence-length", "32", "--lr", "1e-3", "--seed", "3")
+
+
+def _train(words: list[str]) -> int:
+    from forebay.cli.main import main
+
+    return main(["train", *words])
+
+
+def _words(folder: Path, *more: str) -> list[str]:
+    given = ("--model", str(folder / "model"), "--data", str(folder / "text.txt"))
+    return [*given, *_COMMON, *more]
+
+
+@pytest.mark.parametrize("stage", [3, pytest.param(1, marks=pytest.mark.slow)])
+def test_three_ranks_train_as_one_process_with_their_rows(tmp_path, stage):
+    model_folder(tmp_path / "model")
+    text_file(tmp_path)
+    zero = {"stage": stage, "offload_optimizer": {"device": "cpu"}}
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"zero_optimization": zero, "optimizer": {"type": "AdamW"}}))
+    many, one = tmp_path / "many", tmp_path / "one"
+    flags = ("--config", str(config), "--device", "cpu")
+    words = _words(tmp_path, *flags, "--batch-size", "2", "--output", str(many))
+    assert ranks.run(3, _train, words, seconds=150) == [0, 0, 0]
+    alone = _words(tmp_path, *flags, "--batch-size", "6", "--output", str(one))
+    assert ranks.run(1, _train, alone, seconds=150) == [0]
+    # one float32 mean over all rows, or a sum of three: a few units in the last place
+    assert losses(many) == pytest.approx(losses(one), rel=1e-5)
+    evaluated = [[m["eval_loss"] for m in metrics(run) if "eval_loss" in m] for run in (many, one)]
+    assert evaluated[0] == pytest.approx(evaluated[1], rel=1e-5)
+    left, right = (load_file(run / "model" / "model.safetensors") for run in (many, one))
+    assert left.keys() == right.keys()
+    for name, value in left.items():
+        assert torch.allclose(value, right[name], rtol=1e-3, atol=1e-4), name
+
+
+@pytest.mark.slow
+def test_torchrun_runs_the_command(tmp_path):
+    model_folder(tmp_path / "model")
+    text_file(tmp_path)
+    words = _words(
+        tmp_path, "--batch-size", "2", "--device", "cpu", "--output", str(tmp_path / "r")
+    )
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    run = subprocess.run(
+        [*command, "--master-port", str(ranks.free_port()), "-m", "forebay", "train", *words],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert len(losses(tmp_path / "r")) == 4
