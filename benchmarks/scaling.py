@@ -3,7 +3,7 @@
 The driver starts torchrun once for each number of ranks; every combination trains in turn in
 those processes, and each rank writes its figures, which the driver puts into one table.
 
-    python benchmarks/scaling.py --shape 3b --device cuda --ranks 1,2,4,8 --output benchmarks/results
+    python benchmarks/scaling.py --shape 3b --device cuda --ranks 1,2,4,8 --output results
     python benchmarks/scaling.py --shape tiny --ranks 1,2,3    # the dry run, over gloo
 
 On GPUs with NVLink multicast it is switched off (NCCL_NVLS_ENABLE=0).
