@@ -113,6 +113,41 @@ def test_bytes_between_ranks_are_zeros():
     assert three["weights"] == updates * (2 * whole - 3 * block) + block + whole
 
 
+def test_memory_of_a_rank_follows_the_formulas():
+    """Stage 1 to 3 in bf16: 2P + 14P/N, 2P + 14P/N and 16P/N bytes, of which sums are 4P/N.
+
+    Masters are split, so they take 2 bytes beside a weight; sums over ranks are fp32 and come and
+    go. A sum is not in the ledger between steps.
+    """
+    block, blocks = 3 * 4096, 4
+    padded = blocks * block
+    recipes = [Recipe(stage=s, place=UpdatePlace.DEVICE, blocks=blocks) for s in (0, 1, 2, 3)]
+    results = ranks.run(3, training.train_all, recipes)[0]
+    state, weights = 10 * padded, 2 * padded
+    pool = blocks * 1024  # gathered weights of stage 3, without padding
+    for result, expected in zip(
+        results,
+        (
+            weights + state,
+            weights + state // 3,
+            weights + state // 3,
+            (weights + state) // 3 + pool,
+        ),
+        strict=True,
+    ):
+        # each allocation is rounded up to pages where the device is the host
+        assert expected <= sum(result["ledger"].values()) <= expected + 4096 * 4 * blocks
+
+
+def test_slow_exchanges_hide_behind_backward_and_forward():
+    """With computing and exchanging equally slow a step takes the longer, not the sum."""
+    quick = Recipe(stage=2, blocks=5, steps=4, slow_seconds=0.02, think_seconds=0.02)
+    for result in ranks.run(3, training.train_all, [quick])[0]:
+        computed = 2 * 5 * 4 * 0.02
+        assert result["slept"] >= 0.9 * computed
+        assert result["seconds"] < computed + 0.6 * result["slept"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [3, 4])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import distributed, nn
 
+from forebay.comm.fake import SlowGroup
 from forebay.comm.torch_group import TorchGroup
 from forebay.engine import EngineOptions, offload_with
 from forebay.engine.file_space import NvmeOptions
@@ -35,6 +37,8 @@ class Recipe:
     blocks: int = 0
     device: str = "cpu"
     backend: str = "gloo"
+    slow_seconds: float = 0.0
+    think_seconds: float = 0.0
 
 
 def model_of(dtype: torch.dtype, blocks: int = 0) -> nn.Module:
@@ -93,6 +97,17 @@ def loss_of(model: nn.Module, x: torch.Tensor, recipe: Recipe) -> torch.Tensor:
     return (model(x).float() - 1.0).pow(2).mean() / recipe.micro
 
 
+def _think(model: nn.Module, seconds: float) -> None:
+    """Each block computes for longer, in forward and in backward."""
+
+    def _wait(*_: object) -> None:
+        time.sleep(seconds)
+
+    for block in model:
+        block.register_forward_hook(_wait)
+        block.register_full_backward_hook(_wait)
+
+
 def train(recipe: Recipe) -> dict[str, object]:
     """Train; the data depend on rank and step alone."""
     join(recipe.backend)
@@ -103,7 +118,11 @@ def train(recipe: Recipe) -> dict[str, object]:
     source = torch.optim.AdamW(
         [{"params": decayed, "weight_decay": 0.1}, {"params": plain, "lr": 3e-3}], lr=1e-2
     )
-    group = TorchGroup()
+    group: TorchGroup | SlowGroup = TorchGroup()
+    if recipe.slow_seconds:
+        group = SlowGroup(group, seconds=recipe.slow_seconds)
+    if recipe.think_seconds:
+        _think(model, recipe.think_seconds)
     options = EngineOptions(
         device=device,
         update=recipe.place,
@@ -118,7 +137,7 @@ def train(recipe: Recipe) -> dict[str, object]:
         nvme=_FILES if recipe.place is UpdatePlace.NVME else None,
     )
     _, optimizer = offload_with(model, source, options=options)
-    losses, norms = [], []
+    losses, norms, began = [], [], time.monotonic()
     for window in windows(recipe, rank=distributed.get_rank()):
         for x in window:
             loss = loss_of(model, x.to(device), recipe)
@@ -128,9 +147,12 @@ def train(recipe: Recipe) -> dict[str, object]:
         optimizer.zero_grad()
         norms.append(optimizer.last_grad_norm)
     optimizer.synchronize()
+    seconds = time.monotonic() - began
     engine = optimizer.engine
     result = {
         "losses": losses,
+        "seconds": seconds,
+        "slept": getattr(group, "slept_seconds", 0.0),
         "norms": norms,
         "weights": digest(list(model.state_dict().values())),
         "bytes": {key.value: count for key, count in engine.ranks.queue.collectives.nbytes.items()},
