@@ -105,7 +105,7 @@ def _think(model: nn.Module, seconds: float) -> None:
 
     for block in model:
         block.register_forward_hook(_wait)
-        block.register_full_backward_hook(_wait)
+        block.weight.register_hook(_wait)
 
 
 def train(recipe: Recipe) -> dict[str, object]:

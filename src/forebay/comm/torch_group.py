@@ -51,9 +51,7 @@ class TorchGroup:
         self._limit = limit_seconds
         self._data = distributed.group.WORLD
         self._on_host = distributed.get_backend() == "gloo"
-        self._control = distributed.new_group(
-            backend="gloo", timeout=timedelta(seconds=limit_seconds)
-        )
+        self._control: Any = None
         store = c10d._get_default_store()
         serial = self._serial(store, name)
         self._store = c10d.PrefixStore(f"{name}/{serial}", store)
@@ -61,6 +59,10 @@ class TorchGroup:
         self._doing = "start"
         self._texts = 0
         self._closed = False
+
+    def limit(self, seconds: float) -> None:
+        """Set how long the others may take to come to a pass, before the first one."""
+        self._limit = seconds
 
     def _serial(self, store: Any, name: str) -> int:
         """How manieth group of this name it is; the same on every rank, since all make each."""
@@ -104,6 +106,10 @@ class TorchGroup:
         self._life.doing(what)
         received = torch.empty(self.size * values.numel(), dtype=torch.float64)
         with self._explained():
+            if self._control is None:
+                self._control = distributed.new_group(
+                    backend="gloo", timeout=timedelta(seconds=self._limit)
+                )
             _gather(received, values, self._control)
         return received.view(self.size, -1)
 

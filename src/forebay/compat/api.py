@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from forebay.comm.torch_group import LIMIT_SECONDS
 from forebay.compat.distributed import init_distributed, join_ranks, local_device
 from forebay.compat.engine import TrainingEngine
 from forebay.compat.files import nvme_options
@@ -111,7 +110,7 @@ def initialize(
     if dist_init_required:
         init_distributed()
     raw = one_config(args, config, config_params)
-    group = join_ranks(limit_seconds=LIMIT_SECONDS)
+    group = join_ranks()
     with _told(group):
         resolved = resolve(
             raw,
@@ -130,6 +129,7 @@ def initialize(
         if group is not None:
             refuse_wrapped(model)
             refuse_other_start(group, config=resolved, model=model, groups=client.param_groups)
+            group.limit(resolved.rank_timeout)
         engine = _build(
             model,
             client=client,

@@ -124,7 +124,7 @@ def _backend() -> str:
     return "nccl" if torch.cuda.is_available() and torch.cuda.device_count() >= here else "gloo"
 
 
-def join_ranks(*, limit_seconds: float) -> TorchGroup | None:
+def join_ranks() -> TorchGroup | None:
     """The group of ranks that this process is one of; None when it trains alone.
 
     Makes `torch.distributed`'s default group where a launcher has started several ranks.
@@ -140,7 +140,7 @@ def join_ranks(*, limit_seconds: float) -> TorchGroup | None:
         init_distributed()
     if distributed.get_world_size() == 1:
         return None
-    return TorchGroup(limit_seconds=limit_seconds)
+    return TorchGroup()
 
 
 def local_device(group: TorchGroup | None) -> torch.device | None:

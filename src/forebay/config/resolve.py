@@ -93,6 +93,7 @@ def resolve(
         keeps_activations_on_host=lookup.take("activation_checkpointing.cpu_checkpointing"),
         budgets=budgets,
         synchronous=lookup.take("forebay.synchronous"),
+        rank_timeout=lookup.take("forebay.rank_timeout"),
         profile=lookup.take("forebay.profile"),
         steps_per_print=lookup.take("steps_per_print"),
         wall_clock_breakdown=lookup.take("wall_clock_breakdown"),

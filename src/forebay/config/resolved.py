@@ -229,6 +229,7 @@ class ResolvedConfig:
         keeps_activations_on_host: Whether what checkpointing keeps waits on the host.
         budgets: Bytes per tier.
         synchronous: Whether `step()` waits for the whole update.
+        rank_timeout: Seconds that ranks wait for each other.
         profile: File with the machine's measured speeds; None plans with typical ones.
         steps_per_print: Updates between two progress lines; None prints none.
         wall_clock_breakdown: Whether to print where each step's time went.
@@ -247,6 +248,7 @@ class ResolvedConfig:
     keeps_activations_on_host: bool = False
     budgets: BudgetSpec = BudgetSpec()
     synchronous: bool = False
+    rank_timeout: int = 25
     profile: str | None = None
     steps_per_print: int | None = None
     wall_clock_breakdown: bool = False
@@ -316,6 +318,7 @@ class ResolvedConfig:
             "accumulation_order": "microbatch",
             "reduction": "ranked",
             "synchronous": self.synchronous,
+            "rank_timeout": self.rank_timeout,
             "profile": self.profile,
             "keep_checkpoints": self.checkpoint.keep,
             "checkpoint_staging": self.checkpoint.staging_bytes,

@@ -80,6 +80,13 @@ KEYS: Final[tuple[Key, ...]] = (
         auto=Auto.DEFAULT,
     ),
     honoured(
+        "forebay.rank_timeout",
+        POSITIVE,
+        "Seconds that ranks may come later than others to a backward or step; then the run ends "
+        "with an error that names the late ones.",
+        default=25,
+    ),
+    honoured(
         "forebay.synchronous",
         FLAG,
         "Finish every update within step(), with the same bits; for finding faults.",
