@@ -38,7 +38,7 @@ void FileLane::submit(std::unique_ptr<FileJob> job) {
             throw std::runtime_error("file queue '" + options_.name + "' is closed");
         }
         job->age = num_jobs_++;
-        jobs_.push_back(std::move(job));
+        waiting_.push_back(std::move(job));
     }
     wake();
     // The lane may have looked before these subscriptions: what ended meanwhile wakes it at once.
@@ -54,9 +54,11 @@ void FileLane::submit(std::unique_ptr<FileJob> job) {
 void FileLane::cancel(const TicketPtr& ticket) {
     {
         const std::lock_guard lock(mutex_);
-        for (const JobPtr& job : jobs_) {
-            if (job->ticket == ticket && job->failure.empty()) {
-                job->failure = "the transfer was cancelled";
+        for (const auto* list : {&waiting_, &jobs_}) {
+            for (const JobPtr& job : *list) {
+                if (job->ticket == ticket && job->failure.empty()) {
+                    job->failure = "the transfer was cancelled";
+                }
             }
         }
     }
@@ -81,6 +83,7 @@ void FileLane::run() {
     std::vector<FileCompletion> completed;
     Lock lock(mutex_);
     while (true) {
+        look_at_waiting();
         end_jobs(lock);
         if (closing_ && free_.size() == flights_.size()) {
             break;
@@ -99,6 +102,7 @@ void FileLane::run() {
         lock.lock();
         if (!failure.empty() && broken_.empty()) {
             broken_ = failure;
+            news_.store(true, std::memory_order_release);
         }
         for (const FileCompletion& completion : completed) {
             complete(completion);
@@ -122,12 +126,28 @@ void FileLane::issue_ready(Lock& lock) {
     }
 }
 
-bool FileLane::may_go_on(FileJob& job) {
-    if (!job.failure.empty() || job.piece == job.spans.size()) {
-        return false;
+// Moves jobs whose predecessors are done, or that have failed, to those that are served.
+void FileLane::look_at_waiting() {
+    if (!news_.exchange(false, std::memory_order_acq_rel)) {
+        return;
     }
-    std::erase_if(job.order.after, [](const TicketPtr& ticket) { return ticket->done(); });
-    return job.order.after.empty() &&
+    std::vector<JobPtr> still;
+    for (JobPtr& job : waiting_) {
+        std::vector<TicketPtr>& after = job->order.after;
+        for (const TicketPtr& ticket : after) {
+            if (ticket->failed() && job->failure.empty()) {
+                job->failure = ticket->failure();
+            }
+        }
+        std::erase_if(after, [](const TicketPtr& ticket) { return ticket->done(); });
+        const bool serves = after.empty() || !job->failure.empty() || !broken_.empty();
+        (serves ? jobs_ : still).push_back(std::move(job));
+    }
+    waiting_ = std::move(still);
+}
+
+bool FileLane::may_go_on(const FileJob& job) {
+    return job.failure.empty() && job.piece < job.spans.size() &&
            (!job.order.piecewise || job.order.piecewise->piece_done(job.piece));
 }
 
@@ -251,21 +271,13 @@ void FileLane::end_jobs(Lock& lock) {
     std::vector<JobPtr> ended;
     std::vector<JobPtr> open;
     for (JobPtr& job : jobs_) {
-        std::string failed = broken_;
-        bool ready = true;
-        for (const TicketPtr& ticket : job->order.after) {
-            ready = ready && ticket->done();
-            if (ticket->failed()) {
-                failed = ticket->failure();
-            }
-        }
-        if (job->order.piecewise && job->order.piecewise->failed()) {
-            failed = job->order.piecewise->failure();
-        }
         if (job->failure.empty()) {
-            job->failure = failed;
+            job->failure = broken_;
         }
-        const bool complete = job->piece == job->spans.size() && ready;
+        if (job->failure.empty() && job->order.piecewise && job->order.piecewise->failed()) {
+            job->failure = job->order.piecewise->failure();
+        }
+        const bool complete = job->piece == job->spans.size();
         const bool ends = job->outstanding == 0 && (!job->failure.empty() || complete);
         (ends ? ended : open).push_back(std::move(job));
     }
@@ -286,7 +298,9 @@ void FileLane::end_jobs(Lock& lock) {
 
 void FileLane::fail_all(Lock& lock, const std::string& text) {
     std::vector<JobPtr> left = std::move(jobs_);
+    left.insert(left.end(), waiting_.begin(), waiting_.end());
     jobs_.clear();
+    waiting_.clear();
     lock.unlock();
     for (const JobPtr& job : left) {
         job->ticket->fail(job->failure.empty() ? text : job->failure);

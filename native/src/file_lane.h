@@ -34,7 +34,10 @@ public:
     // Throws std::runtime_error when the queue is closed.
     void submit(std::unique_ptr<FileJob> job);
     void cancel(const TicketPtr& ticket);
-    void wake() noexcept override { backend_->interrupt(); }
+    void wake() noexcept override {
+        news_.store(true, std::memory_order_release);
+        backend_->interrupt();
+    }
     void run();
     void close();
     FileCounters counters() const noexcept;
@@ -52,8 +55,9 @@ private:
         int stalls = 0;  // completions that brought nothing
     };
 
+    void look_at_waiting();
     JobPtr choose();
-    static bool may_go_on(FileJob& job);
+    static bool may_go_on(const FileJob& job);
     void issue(const JobPtr& job);
     void issue_ready(Lock& lock);
     void complete(const FileCompletion& completion);
@@ -68,7 +72,11 @@ private:
     std::mutex mutex_;
     bool closing_ = false;
     std::string broken_;  // why the backend cannot go on
-    std::vector<JobPtr> jobs_;
+    // A step of a large model enqueues tens of thousands of jobs at once, most of which wait for
+    // others: they are looked at when something that they wait for has changed, not at every block.
+    std::atomic<bool> news_{true};
+    std::vector<JobPtr> waiting_;
+    std::vector<JobPtr> jobs_;  // under way, or ready, or failed
     std::uint64_t num_jobs_ = 0;
     std::vector<Flight> flights_;
     std::vector<std::size_t> free_;  // places in flights_

@@ -260,6 +260,54 @@ TEST(file_queue_closes_with_work_in_it) {
     });
 }
 
+TEST(many_waiting_jobs_cost_nothing_and_end_in_order) {
+    for_each_backend(4, {}, [&](FileQueue& queue) {
+        const FileSetPtr set = files();
+        const Pages source(1, 9);
+        const auto gate = std::make_shared<Ticket>(0);
+        FileOrder held;
+        held.after = {gate};
+        TicketPtr last =
+            queue.transfer(FileAction::write, set, {{0, source.address(), kPage}}, std::move(held));
+        for (std::size_t i = 1; i < 2000; ++i) {
+            FileOrder order;
+            order.after = {last};
+            last = queue.transfer(FileAction::write, set, {{i * kPage, source.address(), kPage}},
+                                  std::move(order));
+        }
+        // work that waits for nothing goes on beside them
+        write_and_read_back(queue, files(), 100);
+        CHECK(!last->ended());
+        gate->finish();
+        wait(last);
+        CHECK(queue.counters().bytes_written == (2000 + 100) * kPage);
+    });
+}
+
+TEST(file_jobs_that_wait_fail_with_what_they_wait_for) {
+    for_each_backend(2, {}, [&](FileQueue& queue) {
+        const FileSetPtr set = files();
+        const Pages source(1, 9);
+        const auto gate = std::make_shared<Ticket>(0);
+        FileOrder held;
+        held.after = {gate};
+        const TicketPtr first =
+            queue.transfer(FileAction::write, set, {{0, source.address(), kPage}}, std::move(held));
+        FileOrder order;
+        order.after = {first};
+        const TicketPtr second =
+            queue.transfer(FileAction::read, set, {{0, source.address(), kPage}}, std::move(order));
+        FileOrder third_order;
+        third_order.after = {std::make_shared<Ticket>(0)};
+        const TicketPtr third = queue.transfer(
+            FileAction::read, set, {{0, source.address(), kPage}}, std::move(third_order));
+        queue.cancel(third);
+        CHECK(contains(failure_of(third), "cancelled"));
+        gate->fail("the gate is shut");
+        CHECK(failure_of(second) == "the gate is shut");
+    });
+}
+
 TEST(file_spans_must_be_aligned) {
     for_each_backend(1, {}, [&](FileQueue& queue) {
         const Pages target(2);
