@@ -80,6 +80,12 @@ PLACES = {
     "delayed_copies": EngineOptions(fault=FaultScript(seed=3, max_delay_us=500), piece_elements=90),
 }
 
+# Their like is among the others.
+_SLOW = {"weights_in_ample_room", "weights_and_whole_masters", "weights_synchronous"}
+QUICK_PLACES = [
+    pytest.param(place, marks=[pytest.mark.slow] if place in _SLOW else []) for place in PLACES
+]
+
 
 @functools.cache
 def _reference(recipe: Recipe):
@@ -96,7 +102,7 @@ def _deterministic():
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("clip", [None, CLIP], ids=["no_clip", "clip"])
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", QUICK_PLACES)
 def test_one_backward_per_update(place, clip, dtype, device):
     recipe = Recipe(dtype=dtype, clip=clip, device=device)
     expected = _reference(recipe)
@@ -109,7 +115,7 @@ def test_one_backward_per_update(place, clip, dtype, device):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", ONE_DTYPE_FIRST, ids=str)
 @pytest.mark.parametrize("sums", ["learned", "host", "device"])
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", QUICK_PLACES)
 def test_several_backwards_per_update(place, sums, dtype, device):
     recipe = Recipe(dtype=dtype, micro=4, device=device)
     options = PLACES[place]

@@ -10,8 +10,17 @@ from hypothesis import strategies as st
 
 from forebay.model.layout import layout_unit
 from forebay.model.spec import ParamSpec
-from forebay.plan import Accumulation, Lane, Placement, UnitPlacement, UpdatePlace, build_program
+from forebay.plan import (
+    Accumulation,
+    Lane,
+    Placement,
+    UnitPlacement,
+    UpdatePlace,
+    WeightPlace,
+    build_program,
+)
 from forebay.plan.fluid import Task, run
+from forebay.plan.memory import streamed_bytes
 from forebay.plan.program import OpKind, Turn
 from forebay.plan.simulate import ComputeSeconds, simulate
 from forebay.plan.solve import Rates
@@ -33,9 +42,14 @@ def _cases(draw):
         size, dtype = draw(st.integers(0, 1 << 20)), draw(_DTYPES)
         params = [ParamSpec(index=index, names=(f"p{index}",), shape=(size,), dtype=dtype, group=0)]
         layout = layout_unit(f"u{index}", index=index, params=params)
-        units.append(UnitPlacement(layout=layout, update=draw(st.sampled_from(places))))
+        place = draw(st.sampled_from(places))
+        away = place is not UpdatePlace.DEVICE and draw(st.booleans())
+        weights = WeightPlace.HOST if away else WeightPlace.DEVICE
+        units.append(UnitPlacement(layout=layout, update=place, weights=weights))
+    sizes = [streamed_bytes(u.layout) for u in units if u.weights is WeightPlace.HOST]
     placement = Placement(
         units=tuple(units),
+        pool_bytes=max(sizes, default=0) + draw(st.integers(0, sum(sizes))),
         accumulation=accumulation,
         backwards_per_update=1 if accumulation is Accumulation.SINGLE else draw(st.integers(1, 3)),
     )

@@ -11,46 +11,17 @@ import torch
 from torch import nn
 
 import forebay
-from forebay.engine import EngineOptions, offload_with
+from forebay.engine import offload_with
 from forebay.errors import (
     BudgetError,
-    ConfigError,
-    EngineClosedError,
     PendingWeightError,
-    TransferError,
-    UnsupportedError,
 )
-from forebay.links import FaultScript
 from forebay.observe.breakdown import break_down
 from forebay.observe.recording import record
-from forebay.plan import Lane, UpdatePlace, WeightPlace
+from forebay.plan import Lane, WeightPlace
 from forebay.tiers.ledger import Role, Tier
-from unit.engine_cases import adamw, batches, loss_of, offloaded, run, same, weights
-
-AWAY = EngineOptions(device="cpu", weights=WeightPlace.HOST, update=UpdatePlace.HOST, pool_bytes=0)
-RESIDENT = EngineOptions(device="cpu", update=UpdatePlace.DEVICE)
-
-
-def deep(dtype: torch.dtype = torch.bfloat16, blocks: int = 6) -> nn.Sequential:
-    """Blocks of one size, so that a pool holds a number of them: 2 x 512 bytes each in bf16."""
-    torch.manual_seed(0)
-    layers = [layer for _ in range(blocks) for layer in (nn.Linear(12, 12), nn.Tanh())]
-    return nn.Sequential(*layers).to(dtype)
-
-
-BLOCK = 1024
-
-
-def _step(model, optimizer, x) -> float:
-    loss = loss_of(model, x)
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    return loss.item()
-
-
-def _inputs(count: int) -> list[torch.Tensor]:
-    return batches(count, torch.bfloat16, features=12)
+from unit.engine_cases import adamw, loss_of, offloaded, run, same, weights
+from unit.streaming_cases import AWAY, BLOCK, RESIDENT, deep, inputs, step
 
 
 @pytest.mark.parametrize("blocks_in_pool", [2, 3, 6])
@@ -99,7 +70,7 @@ def test_the_breakdown_shows_how_much_was_fetched_in_time():
         # another order: the blocks the other way round
         order = list(model)
         with record(optimizer.engine) as recording:
-            x = _inputs(1)[0]
+            x = inputs(1)[0]
             for layer in (*order[10:], *order[:2]):
                 x = layer(x)
             x.float().sum().backward()
@@ -202,8 +173,8 @@ def test_state_dict_refers_to_the_host_and_loads_in_place():
 def test_a_weight_read_through_its_module_is_the_newest():
     model, twin = deep(), deep()
     with offloaded(model, AWAY) as optimizer, offloaded(twin, RESIDENT) as other:
-        for x in _inputs(3):
-            assert _step(model, optimizer, x) == _step(twin, other, x)
+        for x in inputs(3):
+            assert step(model, optimizer, x) == step(twin, other, x)
             for index in range(0, 12, 2):
                 assert torch.equal(model[index].weight, twin[index].weight)
 
@@ -211,7 +182,7 @@ def test_a_weight_read_through_its_module_is_the_newest():
 def test_weights_that_the_user_writes_or_assigns_are_trained_on():
     model, twin = deep(), deep()
     with offloaded(model, AWAY) as optimizer, offloaded(twin, RESIDENT) as other:
-        for turn, x in enumerate(_inputs(6)):
+        for turn, x in enumerate(inputs(6)):
             for one, its in ((model, optimizer), (twin, other)):
                 if turn == 1:  # into what is on the device now
                     with torch.no_grad():
@@ -223,7 +194,7 @@ def test_weights_that_the_user_writes_or_assigns_are_trained_on():
                         nn.init.constant_(one[4].weight, 0.2)
                 if turn == 4:
                     its.engine.synchronize()
-            assert _step(model, optimizer, x) == _step(twin, other, x)
+            assert step(model, optimizer, x) == step(twin, other, x)
         assert same(weights(model), weights(twin))
 
 
@@ -254,8 +225,8 @@ def test_a_declared_weight_may_be_captured(when):
     with offloaded(model, AWAY) as optimizer, offloaded(twin, RESIDENT) as other:
         if when == "after":
             forebay.zero.register_external_parameter(model, model.captured[0])
-        for x in _inputs(3):
-            assert _step(model, optimizer, x) == _step(twin, other, x)
+        for x in inputs(3):
+            assert step(model, optimizer, x) == step(twin, other, x)
 
 
 def test_filling_what_is_away_is_refused():
@@ -266,14 +237,14 @@ def test_filling_what_is_away_is_refused():
         with torch.no_grad():
             param.fill_(3.0)
         with pytest.raises(PendingWeightError, match=r"8\.weight was written"):
-            model(_inputs(1)[0])
+            model(inputs(1)[0])
 
 
 def test_a_weight_changed_after_forward_fails_as_in_torch():
     for options in (AWAY, RESIDENT):
         model = deep()
         with offloaded(model, options):
-            loss = loss_of(model, _inputs(1)[0])
+            loss = loss_of(model, inputs(1)[0])
             with torch.no_grad():
                 model[10].weight.add_(1.0)
             with pytest.raises(RuntimeError, match="modified by an inplace operation"):
@@ -306,7 +277,7 @@ def test_copies_of_the_model_have_the_newest_weights_and_no_hooks():
         run(twin, other, features=12)
         copied = copy.deepcopy(model)
         assert same(dict(copied.state_dict()), weights(twin))
-        x = _inputs(1)[0]
+        x = inputs(1)[0]
         assert torch.equal(copied(x), twin(x))
         run(model, optimizer, features=12)
         assert torch.equal(copied(x), twin(x))
@@ -317,65 +288,7 @@ def test_after_closing_the_model_is_an_ordinary_one_on_the_host():
     with offloaded(model, AWAY) as optimizer, offloaded(twin, RESIDENT) as other:
         run(model, optimizer, features=12)
         run(twin, other, features=12)
-    x = _inputs(1)[0]
+    x = inputs(1)[0]
     assert torch.equal(model(x), twin(x))
     assert type(model[0]._parameters) is dict
     assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
-
-
-def test_a_forward_that_raises_leaves_nothing_held():
-    model, twin = deep(), deep()
-    with offloaded(model, AWAY) as optimizer, offloaded(twin, RESIDENT) as other:
-        for error in (ValueError, KeyboardInterrupt):
-
-            def _fail(*_args, error=error):
-                raise error
-
-            handle = model[6].register_forward_pre_hook(_fail)
-            with pytest.raises(error):
-                model(_inputs(1)[0])
-            handle.remove()
-        for x in _inputs(3):
-            assert _step(model, optimizer, x) == _step(twin, other, x)
-        pool = optimizer.engine.streaming.residency.pool
-        assert not pool._held
-        assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
-
-
-@pytest.mark.parametrize("piece", [0, 7, 30])
-def test_a_load_that_fails_closes_the_engine(piece):
-    model = deep()
-    options = replace(AWAY, fault=FaultScript(seed=0, fail_load_at=piece))
-    _, optimizer = offload_with(model, adamw(model), options=options)
-    with pytest.raises(TransferError, match="scripted failure"):
-        run(model, optimizer, steps=9, features=12)
-    with pytest.raises(EngineClosedError):
-        model.state_dict()
-    optimizer.close()
-    assert all(bool(param.isnan().all()) for param in model.parameters())
-
-
-def test_where_weights_live_is_one_of_two():
-    model = deep()
-    with pytest.raises(ConfigError, match="parameters is 'nvme'"):
-        forebay.offload(model, adamw(model), parameters="nvme")
-    model, optimizer = forebay.offload(
-        model, adamw(model), device="cpu", parameters="host", device_budget=3 * BLOCK
-    )
-    assert all(unit.streams_weights for unit in optimizer.engine.units)
-    run(model, optimizer, features=12)
-    optimizer.close()
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_compiled_modules_are_refused(when):
-    model = deep()
-    if when == "before":
-        model[0].compile(backend="eager")
-        with pytest.raises(UnsupportedError, match="a module is compiled"):
-            offload_with(model, adamw(model), options=AWAY)
-        return
-    with offloaded(model, AWAY):
-        model[0].compile(backend="eager")
-        with pytest.raises(UnsupportedError, match="a module is compiled"):
-            model(_inputs(1)[0])

@@ -23,7 +23,7 @@ import torch
 
 from forebay.bench.peers import DECAY, RATE, peer
 from forebay.bench.spec import SHAPES
-from forebay.bench.streamed import RandomWeights, Streamed
+from forebay.bench.streamed import SPLIT_STATE_BYTES, RandomWeights, Streamed
 from forebay.engine import EngineOptions, offload_with
 from forebay.engine.options import ActivationPlace, Timing
 from forebay.errors import ConfigError
@@ -185,7 +185,10 @@ def _places(
     if share is not None and not variant.startswith("mix"):
 
         def _budgeted(model: ModelSpec) -> Sequence[UpdatePlace]:
-            resident = int(share * STATE_BYTES * model.elements)
+            # A streamed variant counts parameters: a resident one has its state of 10 bytes beside
+            # its weight (split masters).
+            item = STATE_BYTES if Streamed.of(variant) is None else SPLIT_STATE_BYTES
+            resident = int(share * item * model.elements)
             return choose_places(model, rates=rates, resident_bytes=resident, backwards=backwards)
 
         return _budgeted

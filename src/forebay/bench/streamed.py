@@ -12,7 +12,10 @@ from forebay.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["RandomWeights", "Streamed"]
+__all__ = ["SPLIT_STATE_BYTES", "RandomWeights", "Streamed"]
+
+# Two moments and the low half of the master.
+SPLIT_STATE_BYTES = 10
 
 _DEVIATION = 0.02
 

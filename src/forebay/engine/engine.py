@@ -185,7 +185,7 @@ class Engine:
             lanes=self.lanes,
             memory=self._memory,
             nans=self._nans,
-            fail=self._barrier.fail,
+            barrier=self._barrier,
         )
         self._executor = Executor(
             self.units,

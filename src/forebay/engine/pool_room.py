@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import mmap
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ from forebay.model.holding import held_by_modules, most_held
 from forebay.plan.memory import forecast, streamed_bytes
 from forebay.plan.placement import WeightPlace
 from forebay.plan.pool_size import PoolNeeds, pool_bytes
+from forebay.units_of_measure import format_bytes
 
 if TYPE_CHECKING:
     from torch import nn
@@ -20,6 +22,11 @@ if TYPE_CHECKING:
     from forebay.plan.placement import Placement
 
 __all__ = ["with_pool"]
+
+_log = logging.getLogger("forebay")
+
+# What nobody needs to hear of.
+_LITTLE_BYTES = 64 << 20
 
 
 def with_pool(
@@ -45,6 +52,7 @@ def with_pool(
     if not streamed:
         return placement
     refuse_compiled(root)
+    _say_what_stays(root, model)
     owners = {
         unit.index: [model.owners[slot.index] for part in unit.parts for slot in part.slots]
         for unit in streamed
@@ -68,3 +76,11 @@ def with_pool(
             taken=sum(nbytes for (tier, _), nbytes in taken.items() if tier == "device"),
         ),
     )
+
+
+def _say_what_stays(root: nn.Module, model: InspectedModel) -> None:
+    """Frozen parameters are not streamed; a user with many of them should know."""
+    trained = {id(param) for param in model.params}
+    frozen = sum(param.nbytes for param in root.parameters() if id(param) not in trained)
+    if frozen > _LITTLE_BYTES:
+        _log.warning("%s of frozen parameters stay on the device", format_bytes(frozen))

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from forebay.accelerators.base import Waitable
+    from forebay.engine.barrier import Barrier
     from forebay.engine.record import ParamRecord
     from forebay.engine.unit import NanSource, Unit
     from forebay.links.lanes import Lanes
@@ -58,7 +59,7 @@ class Residency:
         source: What fills memory.
         lanes: The device, and who is told of waits.
         nans: What parameters view while their weights are away.
-        fail: Closes the engine when a transfer failed.
+        barrier: Closes the engine when a transfer failed, and refuses once it is closed.
     """
 
     def __init__(
@@ -69,14 +70,14 @@ class Residency:
         source: WeightSource,
         lanes: Lanes,
         nans: NanSource,
-        fail: Callable[[str], None],
+        barrier: Barrier,
     ) -> None:
         self._units = units
         self.pool = pool
         self._source = source
         self._lanes = lanes
         self._nans = nans
-        self._fail = fail
+        self._barrier = barrier
         self._coming: dict[int, Sequence[Waitable]] = {}
         self._node: object = None
         # Whether weights change before the next forward, as far as known.
@@ -144,8 +145,13 @@ class Residency:
             self.pool.release(unit.index)
 
     def _bring(self, unit: Unit, moves: Sequence[Move]) -> None:
-        for move in moves:
-            self._carry_out(move)
+        self._barrier.refuse_closed(f"unit {unit.name}")
+        try:
+            self._carry_out(moves)
+        except torch.OutOfMemoryError:
+            # activations have grown into the pool's room: what came ahead makes way
+            self._carry_out(self.pool.shed())
+            self._carry_out(self.pool.require(unit.index))
         if unit.state is not WeightState.READY:
             self._await(unit)
             unit.arrive()
@@ -168,26 +174,29 @@ class Residency:
 
     def expect_forward(self) -> None:
         """New weights are made: bring up what the next forward needs first."""
+        self._node = None
+        self.pool.unguard()
         self.pool.foresight.expect(Pass.FORWARD)
         self.look_ahead()
 
     def look_ahead(self) -> None:
         """Bring up what is needed next, as far as there is room."""
-        for move in self.pool.ahead():
-            self._carry_out(move)
+        try:
+            self._carry_out(self.pool.ahead())
+        except torch.OutOfMemoryError:
+            # Looking ahead is no need; asking in vain each time would flush the allocator's cache.
+            self.pool.shrink()
 
     def renew(self, unit: Unit, records: Sequence[ParamRecord]) -> None:
         """The stored weights of some parameters have changed or are about to: drop the copy."""
-        for move in self.pool.drop(unit.index):
-            self._carry_out(move)
+        self._carry_out(self.pool.drop(unit.index))
         unit.was_used = False
         unit.mark_changed(records)
 
     def drop_all(self, units: Iterable[Unit] | None = None) -> None:
         """Let go of every unit (or of some), whoever needs it next; takes over users' writes."""
         for unit in self._units if units is None else units:
-            for move in self.pool.drop(unit.index):
-                self._carry_out(move)
+            self._carry_out(self.pool.drop(unit.index))
 
     def _note_pass(self) -> None:
         """Passes begin at the root; this finds those that do not."""
@@ -212,23 +221,35 @@ class Residency:
         self.acquire(unit)
         self.pool.guard(unit.index)
 
-    def _carry_out(self, move: Move) -> None:
-        unit = self._units[move.unit]
-        if move.kind is MoveKind.LOAD:
+    def _carry_out(self, moves: Sequence[Move]) -> None:
+        for done, move in enumerate(moves):
+            try:
+                if move.kind is MoveKind.LOAD:
+                    self._load(self._units[move.unit])
+                else:
+                    self._drop(self._units[move.unit])
+            except BaseException:  # the device may be out of memory: nothing has changed then
+                self.pool.undo(moves[done:])
+                raise
+
+    def _load(self, unit: Unit) -> None:
+        try:
             for part in unit.parts:
                 if part.home is not None:
                     part.home.fill()
             self._coming[unit.index] = self._source.bring(unit)
-            return
+        except BaseException:
+            _empty(unit)
+            raise
+
+    def _drop(self, unit: Unit) -> None:
         if unit.state is WeightState.READY:
             for record in unit.records:
                 keep_written(record)  # what the user wrote into the weights must not be lost
         # a load that nobody waited for still writes into the memory
         self._await(unit)
         unit.leave(self._nans)
-        for part in unit.parts:
-            if part.home is not None:
-                part.home.empty()
+        _empty(unit)
 
     def _await(self, unit: Unit) -> None:
         tickets = self._coming.pop(unit.index, ())
@@ -239,14 +260,20 @@ class Residency:
                 for ticket in tickets:
                     self._lanes.accelerator.wait_for(ticket)
         except RankError as error:
-            self._fail(str(error))
+            self._barrier.fail(str(error))
             raise
         except RuntimeError as error:
-            self._fail(str(error))
+            self._barrier.fail(str(error))
             raise TransferError(
                 f"weights of unit {unit.name} did not arrive: {error}",
                 hint="go back to the last checkpoint",
             ) from error
+
+
+def _empty(unit: Unit) -> None:
+    for part in unit.parts:
+        if part.home is not None:
+            part.home.empty()
 
 
 def _unknown() -> bool:

@@ -22,10 +22,11 @@ from forebay.plan.weight_pool import WeightPool
 from forebay.tiers.ledger import Role, Tier
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from torch import nn
 
+    from forebay.engine.barrier import Barrier
     from forebay.engine.hooks import ModuleHooks
     from forebay.engine.options import EngineOptions
     from forebay.engine.record import ParamRecord
@@ -46,7 +47,7 @@ class Streaming:
         lanes: The link.
         memory: Where memory comes from; the pool is reserved in its ledger.
         nans: What weights that are away are viewed as.
-        fail: Closes the engine when a transfer failed.
+        barrier: Closes the engine when a transfer failed, and refuses once it is closed.
 
     Attributes:
         residency: Brings weights and lets go of them.
@@ -64,7 +65,7 @@ class Streaming:
         lanes: Lanes,
         memory: PartMemory,
         nans: NanSource,
-        fail: Callable[[str], None],
+        barrier: Barrier,
     ) -> None:
         self.nans = nans
         self._units = [unit for unit in units if unit.streams_weights]
@@ -79,7 +80,7 @@ class Streaming:
             names={unit.index: unit.name for unit in self._units},
         )
         self.residency = Residency(
-            units, pool=pool, source=self.source, lanes=lanes, nans=nans, fail=fail
+            units, pool=pool, source=self.source, lanes=lanes, nans=nans, barrier=barrier
         )
         self.publisher = Publisher(
             lanes,

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 from forebay.model.layout import ITEM_BYTES
 from forebay.plan.fluid import Task, run
+from forebay.plan.memory import streamed_bytes
+from forebay.plan.placement import WeightPlace
 from forebay.plan.program import Lane, Op, OpKind, Trigger, TriggerKind, Turn
 from forebay.plan.timeline import Interval, Row, Timeline
 
@@ -116,6 +118,12 @@ class _Interpreter:
         self._rates = rates
         self._compute = compute
         self._order = tuple(order)
+        # How many uses ahead the pool of streamed weights reaches.
+        streamed = [
+            streamed_bytes(u.layout) for u in placement.units if u.weights is WeightPlace.HOST
+        ]
+        self._ahead = max(1, placement.pool_bytes // max(streamed) - 1) if streamed else 1
+        self._uses: list[int] = []
         self._homes = {op.unit: op.index for op in program.ops if op.kind is OpKind.WRITE_BACK}
         self.draft = _Draft()
         self.ends: list[int] = []
@@ -130,19 +138,45 @@ class _Interpreter:
         last = self._program.backwards - 1
         for backward in range(self._program.backwards):
             for unit in self._order:
-                after = (ready[unit],) if backward == 0 and unit in ready else ()
+                after: tuple[int, ...] = (ready[unit],) if not backward and unit in ready else ()
                 shown = (Row.COMPUTE, f"forward {self._name(unit)}", 0)
-                draft.compute(self._compute.forward[unit], after, shown)
+                use = Trigger(TriggerKind.FORWARD_USE, unit)
+                after += self._loads(use, number, backward, after)
+                self._uses.append(draft.compute(self._compute.forward[unit], after, shown))
             if backward == last:
                 begun = draft.stream
                 self._ops(TriggerKind.BACKWARD, None, number, backward, begun)
             for unit in reversed(self._order):
                 shown = (Row.COMPUTE, f"backward {self._name(unit)}", 0)
-                done = draft.compute(self._compute.backward[unit], (), shown)
+                use = Trigger(TriggerKind.BACKWARD_USE, unit)
+                loads = self._loads(use, number, backward, ())
+                done = draft.compute(self._compute.backward[unit], loads, shown)
+                self._uses.append(done)
                 self._ops(TriggerKind.GRADIENT, unit, number, backward, (done,))
         self.ends.append(draft.stream[0])
         self._ops(TriggerKind.STEP, None, number, last, draft.stream)
         return self._ready(number, last)
+
+    def _loads(
+        self, use: Trigger, window: int, backward: int, after: tuple[int, ...]
+    ) -> tuple[int, ...]:
+        """What brings a unit's weights up for a pass, as early as the pool has room for them.
+
+        What one pass alone loads is loaded by the first forward, or by the last backward.
+        """
+        assert use.unit is not None
+        first = use.kind is TriggerKind.FORWARD_USE
+        is_once = backward == (0 if first else self._program.backwards - 1)
+        room = self._uses[-self._ahead - 1 : -self._ahead]
+        found = []
+        for op in self._program.at(use):
+            if op.turn is Turn.EVERY or is_once:
+                index = self.draft.add(
+                    self._task(op, (*after, *room)), _shown(op, f"load {self._name(use.unit)}")
+                )
+                self.draft.ops[op.index, window, backward] = index
+                found.append(index)
+        return tuple(found)
 
     def _ops(
         self,
@@ -200,7 +234,7 @@ class _Interpreter:
             Lane.WRITE: rates.file_write,
         }
         if op.lane in links:
-            urgent = op.kind is OpKind.PUBLISH
+            urgent = op.kind in (OpKind.PUBLISH, OpKind.LOAD)
             return Task(
                 lane=op.lane,
                 work=op.nbytes,

@@ -16,7 +16,7 @@ from forebay.plan.foresight import Foresight, Pass
 from forebay.units_of_measure import budget_text, format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 __all__ = ["Move", "MoveKind", "WeightPool"]
 
@@ -45,7 +45,7 @@ class WeightPool:
 
     Args:
         sizes: Bytes of each streamed unit by index; others are never asked for.
-        capacity_bytes: What the pool holds.
+        capacity_bytes: What the pool may hold.
         names: Units' names, for messages.
 
     Attributes:
@@ -60,7 +60,7 @@ class WeightPool:
     ) -> None:
         self._sizes = dict(sizes)
         self._names = names
-        self.capacity_bytes = capacity_bytes
+        self.capacity_bytes = self._given_bytes = capacity_bytes
         self.foresight = Foresight(max(sizes, default=-1) + 1)
         self._here: set[int] = set()
         self._held: Counter[int] = Counter()
@@ -137,6 +137,9 @@ class WeightPool:
         moves = self._make_room(self._sizes[unit], worth=-1, keep=(unit, *self._read))
         if moves is None:
             moves = self._make_room(self._sizes[unit], worth=-1, keep=(unit,))
+        if moves is None and self.capacity_bytes < self._given_bytes:
+            self.capacity_bytes = self._given_bytes
+            return self.require(unit)
         if moves is None:
             raise self._no_room(unit)
         self._here.add(unit)
@@ -164,6 +167,29 @@ class WeightPool:
             return []
         self._here.discard(unit)
         return [Move(MoveKind.DROP, unit)]
+
+    def shrink(self) -> None:
+        """The device has no room for more than is here now: do not look further ahead again.
+
+        Uses that need more are let through, up to what was given.
+        """
+        least = 2 * max(self._sizes.values(), default=0)
+        self.capacity_bytes = min(self._given_bytes, max(self.used_bytes, least))
+
+    def shed(self) -> list[Move]:
+        """Let go of every unit that nobody holds now."""
+        kept = {*self._held, *self._guarded}
+        gone = sorted(self._here - kept)
+        self._here &= kept
+        return [Move(MoveKind.DROP, unit) for unit in gone]
+
+    def undo(self, moves: Sequence[Move]) -> None:
+        """Moves that were decided and not carried out."""
+        for move in moves:
+            if move.kind is MoveKind.LOAD:
+                self._here.discard(move.unit)
+            else:
+                self._here.add(move.unit)
 
     def _make_room(
         self,
