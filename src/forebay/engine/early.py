@@ -19,9 +19,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from forebay.engine.barrier import FAILED_HINT
 from forebay.engine.masters import refresh_master
 from forebay.engine.record import GradientState
-from forebay.errors import GradientError
+from forebay.errors import GradientError, TransferError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -125,7 +126,13 @@ class EarlyUpdates:
         on_device = unit.updates_on_device
         self._barrier.held = True
         self._started.append(unit)
-        self._executor.update_early(program, unit, self._order)
+        try:
+            self._executor.update_early(program, unit, self._order)
+        except RuntimeError as error:
+            self._barrier.fail(str(error))
+            raise TransferError(
+                f"the update of unit {unit.name} failed: {error}", hint=FAILED_HINT
+            ) from error
         unit.updated = True
         for record in unit.records:
             record.use_early()

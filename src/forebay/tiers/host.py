@@ -24,6 +24,7 @@ import torch
 
 from forebay.errors import BudgetError, EngineClosedError
 from forebay.tiers.ledger import Ledger, Role, Tier
+from forebay.tiers.numa import interleave, nodes_at_work
 from forebay.tiers.page_locking import LockState
 
 if TYPE_CHECKING:
@@ -105,6 +106,8 @@ class HostArena:
         self._view: memoryview | None = view[page : page + self.nbytes]
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(mapping)) + page
         _advise(mapping, nbytes=self.nbytes, tier=tier)
+        if tier is Tier.HOST:
+            interleave(self.address, nbytes=self.nbytes, nodes=nodes_at_work())
         _protect_and_name(
             self.address, nbytes=self.nbytes, name=f"forebay:{tier.value}:{role.value}"
         )
