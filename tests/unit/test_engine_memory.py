@@ -23,7 +23,7 @@ from forebay.plan import Accumulation, SixteenBitMaster, UpdatePlace, forecast
 from forebay.plan.placement import Placement
 from forebay.tiers.ledger import Role, Tier
 from forebay.units_of_measure import parse_bytes
-from unit.engine_cases import CPU, adamw, mlp, offloaded, run, same, weights
+from unit.engine_cases import CPU, FILES, adamw, mlp, offloaded, run, same, weights
 
 
 def _ledger_bytes(optimizer) -> dict[tuple[str, str], int]:
@@ -55,6 +55,8 @@ PLANS = list(
 def test_forecast_is_the_ledger_to_the_byte(form, update, sums):
     (dtype, master), (backwards, place) = form, sums
     options = replace(CPU, update=update, bf16_master=master, backwards=backwards, sum_place=place)
+    if update is UpdatePlace.NVME:
+        options = replace(options, update=None, nvme=FILES)
     model = _wide(dtype)
     model[2].float()  # two parts in one model
     with offloaded(model, options) as optimizer:
