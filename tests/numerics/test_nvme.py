@@ -164,9 +164,13 @@ def test_every_access_with_every_buffers(buffers, access, dtype, tmp_path):
 @pytest.mark.parametrize("buffers", BUFFERS)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_every_engine_with_every_buffers(engine, buffers, dtype, clip, micro, tmp_path):
+    if engine == "some_in_memory" and buffers not in {"one", "two_small", "in_turns"}:
+        pytest.skip("its budget has no room for more buffers")
     options = _in_files(tmp_path, engine, buffers)
     if engine == "some_in_memory" and micro > 1:  # fp32 sums, and what they pass through
         options = replace(options, host_budget=13_000_000, backwards=micro)
+    elif engine == "some_in_memory" and dtype is torch.float32:  # its gradients are wider
+        options = replace(options, host_budget=9_500_000)
     _check(Recipe(dtype=dtype, clip=clip, micro=micro), options)
 
 
