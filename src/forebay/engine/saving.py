@@ -25,7 +25,7 @@ from forebay.checkpoint.disk import RealDisk
 from forebay.checkpoint.folder import CheckpointFolder, check_tag
 from forebay.checkpoint.manifest import BLOCK_BYTES, MANIFEST
 from forebay.checkpoint.manifest_json import manifest_bytes
-from forebay.checkpoint.writer import Staging, TensorWriter, plan_files
+from forebay.checkpoint.writer import PIECE_BYTES, Staging, TensorWriter, plan_files
 from forebay.engine.masters import refresh_master
 from forebay.engine.readers import Readers
 from forebay.engine.snapshot import take_snapshot
@@ -50,6 +50,8 @@ _log = logging.getLogger("forebay")
 
 # One block is filled, four are checked and written, one waits.
 _BLOCKS: Final = 6
+# One for each thread that writes.
+_PIECES: Final = 4
 
 
 class SaveTiming(Enum):
@@ -147,7 +149,7 @@ class CheckpointSaver:
             request.folder.mkdir(parents=True, exist_ok=True)
             _require_room(request.folder, nbytes)
         if request.timing is SaveTiming.AT_ONCE:
-            with self._staging(_BLOCKS * BLOCK_BYTES) as staging:
+            with self._staging(_PIECES * PIECE_BYTES, block_bytes=PIECE_BYTES) as staging:
                 path = self._write(snapshot, request, staging=staging, readers=None)
             seconds = time.monotonic() - began
             self.last = SaveReport(nbytes=nbytes, seconds=seconds, stall_seconds=seconds, path=path)
@@ -263,13 +265,13 @@ class CheckpointSaver:
             self._disk.close(file)
 
     @contextlib.contextmanager
-    def _staging(self, nbytes: int) -> Iterator[Staging]:
+    def _staging(self, nbytes: int, *, block_bytes: int = BLOCK_BYTES) -> Iterator[Staging]:
         """Memory for copies, counted in the ledger while it is used."""
         reservation = self._engine.ledger.reserve(
             Tier.HOST, LedgerRole.STAGING, nbytes, what="a checkpoint's blocks"
         )
         try:
-            yield Staging(nbytes)
+            yield Staging(nbytes, block_bytes=block_bytes)
         finally:
             reservation.release()
 

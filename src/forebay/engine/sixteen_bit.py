@@ -9,9 +9,9 @@ import torch
 
 from forebay.checkpoint.disk import RealDisk
 from forebay.checkpoint.header import TensorSpec, dtype_name
-from forebay.checkpoint.manifest import BLOCK_BYTES, Kind
+from forebay.checkpoint.manifest import Kind
 from forebay.checkpoint.sources import RoundedSource, TensorSource
-from forebay.checkpoint.writer import Staging, TensorWriter
+from forebay.checkpoint.writer import PIECE_BYTES, Staging, TensorWriter
 from forebay.engine.snapshot import untrained_tensors
 from forebay.errors import CheckpointError
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["save_sixteen_bit"]
 
-_BLOCKS = 6
+_PIECES = 4
 
 
 def save_sixteen_bit(engine: Engine, path: Path, *, excludes_frozen: bool) -> None:
@@ -56,7 +56,7 @@ def save_sixteen_bit(engine: Engine, path: Path, *, excludes_frozen: bool) -> No
         writer = TensorWriter(
             path.parent,
             disk=disk,
-            staging=Staging(_BLOCKS * BLOCK_BYTES),
+            staging=Staging(_PIECES * PIECE_BYTES, block_bytes=PIECE_BYTES),
             metadata={"format": "pt"},
         )
         writer.write([(partial, sources)])
