@@ -366,7 +366,7 @@ class PartStorage:
         self.weights = self.own_weights = self.high = torch.empty(0)
         self.low = None
         self.exp_avg = self.exp_avg_sq = torch.empty(0)
-        self._state.high = None
+        self._state.high = self.low = None
         self._state.exp_avg = self._state.exp_avg_sq = torch.empty(0)
         self._state.low = None
 
