@@ -198,3 +198,10 @@ def whole_values(stage: int) -> dict[str, Any]:
     engine.zero_grad()
     engine.close()
     return {"checks": checks, "out": out}
+
+
+def command_line(words: list[str]) -> int:
+    """`forebay train` with these flags."""
+    from forebay.cli.main import main
+
+    return main(["train", *words])

@@ -12,15 +12,9 @@ import torch
 from safetensors.torch import load_file
 
 from cli.train_inputs import losses, metrics, model_folder, text_file
-from distributed import ranks
+from distributed import ranks, scripts
 
 _COMMON = ("--steps", "4", "--sequence-length", "32", "--lr", "1e-3", "--seed", "3")
-
-
-def _train(words: list[str]) -> int:
-    from forebay.cli.main import main
-
-    return main(["train", *words])
 
 
 def _words(folder: Path, *more: str) -> list[str]:
@@ -38,9 +32,9 @@ def test_three_ranks_train_as_one_process_with_their_rows(tmp_path, stage):
     many, one = tmp_path / "many", tmp_path / "one"
     flags = ("--config", str(config), "--device", "cpu")
     words = _words(tmp_path, *flags, "--batch-size", "2", "--output", str(many))
-    assert ranks.run(3, _train, words, seconds=150) == [0, 0, 0]
+    assert ranks.run(3, scripts.command_line, words, seconds=150) == [0, 0, 0]
     alone = _words(tmp_path, *flags, "--batch-size", "6", "--output", str(one))
-    assert ranks.run(1, _train, alone, seconds=150) == [0]
+    assert ranks.run(1, scripts.command_line, alone, seconds=150) == [0]
     # one float32 mean over all rows, or a sum of three: a few units in the last place
     assert losses(many) == pytest.approx(losses(one), rel=1e-5)
     evaluated = [[m["eval_loss"] for m in metrics(run) if "eval_loss" in m] for run in (many, one)]
