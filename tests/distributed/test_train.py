@@ -34,7 +34,7 @@ def test_three_ranks_train_as_one_process_with_their_rows(tmp_path, stage):
     words = _words(tmp_path, *flags, "--batch-size", "2", "--output", str(many))
     assert ranks.run(3, scripts.command_line, words, seconds=150) == [0, 0, 0]
     alone = _words(tmp_path, *flags, "--batch-size", "6", "--output", str(one))
-    assert ranks.run(1, scripts.command_line, alone, seconds=150) == [0]
+    assert scripts.command_line(alone) == 0
     # one float32 mean over all rows, or a sum of three: a few units in the last place
     assert losses(many) == pytest.approx(losses(one), rel=1e-5)
     evaluated = [[m["eval_loss"] for m in metrics(run) if "eval_loss" in m] for run in (many, one)]
