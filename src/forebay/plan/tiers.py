@@ -1,9 +1,9 @@
 """Bytes of a setup by tier and role: on each device, on each node's host, on each node's drives.
 
 With weights on the device and state there or on the host, in stages 0 to 2, they are the engine's
-own forecast, to the byte; in one process also with state on drives. For the rest the formulas of
-the ZeRO papers with forebay's bytes ([Note: ZeRO's formulas] in `plan.zero_memory`), or with those
-of the system whose habits are asked for.
+own forecast, to the byte; in one process also with state on drives and weights on the host. For
+the rest the formulas of the ZeRO papers with forebay's bytes ([Note: ZeRO's formulas] in
+`plan.zero_memory`), or with those of the system whose habits are asked for.
 """
 
 from __future__ import annotations
@@ -14,14 +14,16 @@ from typing import TYPE_CHECKING
 
 from forebay.model.layout import layout_unit
 from forebay.plan.activations import activations, peak_bytes
-from forebay.plan.memory import backlog_bytes, forecast
+from forebay.plan.memory import backlog_bytes, forecast, streamed_bytes
 from forebay.plan.placement import (
     Accumulation,
     Placement,
     Sharding,
     UnitPlacement,
     UpdatePlace,
+    WeightPlace,
 )
+from forebay.plan.pool_size import PoolNeeds, pool_bytes
 from forebay.plan.setup import FOREBAY, Home
 
 if TYPE_CHECKING:
@@ -116,9 +118,14 @@ def in_engine(setup: Setup) -> bool:
         setup.habits == FOREBAY
         and bool(work.state.built)
         and work.tensor_parallel == 1
-        and setup.weights is Home.DEVICE
-        and (setup.ranks == 1 or (setup.stage < 3 and setup.optimizer is not Home.NVME))
+        and setup.weights is not Home.NVME
+        and (setup.ranks == 1 or _spread(setup))
     )
+
+
+def _spread(setup: Setup) -> bool:
+    """Whether the engine spreads a setup over ranks."""
+    return setup.stage < 3 and setup.weights is Home.DEVICE and setup.optimizer is not Home.NVME
 
 
 def placement_of(
@@ -134,11 +141,12 @@ def placement_of(
     spec = shape.spec(setup.workload.precision.dtype)
     one = UpdatePlace(setup.optimizer.value)
     chosen = places or [one] * len(spec.units)
-    return Placement(
+    placement = Placement(
         units=tuple(
             UnitPlacement(
                 layout=layout_unit(unit.name, index=i, params=unit.params, world_size=setup.ranks),
                 update=place,
+                weights=WeightPlace(setup.weights.value),
             )
             for i, (unit, place) in enumerate(zip(spec.units, chosen, strict=True))
         ),
@@ -146,6 +154,13 @@ def placement_of(
         backwards_per_update=setup.workload.accumulation,
         sharding=Sharding(rank=0, size=setup.ranks, stage=setup.stage),
     )
+    if setup.weights is Home.DEVICE:
+        return placement
+    sizes = {unit.layout.name: streamed_bytes(unit.layout) for unit in placement.units}
+    largest = max(sizes, key=lambda name: sizes[name])
+    needs = PoolNeeds(sizes=sizes, at_once=sizes[largest], names=(largest,))
+    pool = pool_bytes(needs, asked=None, device_budget=None, taken=0)
+    return replace(placement, pool_bytes=pool)
 
 
 def tier_bytes(shape: ModelShape, setup: Setup) -> TierBytes:
