@@ -46,7 +46,7 @@ def sentence(choice: Choice) -> str:
     """The answer for a person who has never trained a model."""
     question = choice.question
     cluster = question.cluster
-    size = f"{question.shape.parameters / 1e9:.3g} billion parameters"
+    size = f"{_in_words(question.shape.parameters)} parameters"
     many = cluster.devices > 1
     on = f"{cluster.devices} devices" if many else "this device"
     if cluster.nodes > 1:
@@ -69,6 +69,19 @@ def sentence(choice: Choice) -> str:
         f"Yes, this fits: all {size} train on {on} {where}, at about "
         f"{format_seconds(best.seconds)} per update, which is {pace:,.0f} tokens a second."
     )
+
+
+def _in_words(count: int) -> str:
+    """A count of parameters.
+
+    Example:
+        >>> _in_words(8_030_000_000), _in_words(50_000_000)
+        ('8.03 billion', '50 million')
+    """
+    for size, word in ((10**12, "trillion"), (10**9, "billion"), (10**6, "million")):
+        if count >= size:
+            return f"{count / size:.3g} {word}"
+    return f"{count:,}"
 
 
 def as_text(choice: Choice) -> str:
