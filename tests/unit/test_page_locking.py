@@ -259,3 +259,31 @@ def test_only_what_crosses_the_link_is_locked(master, update, crossing):
     locked, elements = _locked_bytes(master, update)
     # each of at most six arenas is rounded up to pages
     assert crossing * elements <= locked <= crossing * elements + 6 * PAGE * (crossing > 0)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_on_a_gpu_training_begins_before_memory_is_locked():
+    """The first steps copy from and to pageable memory, later ones locked: the same bits."""
+
+    def _run(page_lock):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(*[torch.nn.Linear(1024, 1024) for _ in range(8)]).bfloat16()
+        options = EngineOptions(device="cuda", update=UpdatePlace.HOST, page_lock=page_lock)
+        optimizer = offload_with(model, adamw(model), options=options)[1]
+        locking = optimizer.engine.page_locking
+        losses = run(model, optimizer, steps=2, features=1024)
+        if locking is not None:
+            assert locking.wait(60)
+            # gradients down and new weights up: 2 + 2 bytes of each parameter
+            elements = sum(p.layout.elements for u in optimizer.engine.units for p in u.parts)
+            assert locking.locked_bytes >= 4 * elements
+        losses += run(model, optimizer, steps=2, features=1024)
+        result = {name: value.cpu() for name, value in weights(model).items()}
+        optimizer.close()
+        assert locking is None or locking.locked_bytes == 0
+        return losses, result
+
+    plain, locked = _run(page_lock=False), _run(page_lock=True)
+    assert locked[0] == plain[0]
+    assert same(locked[1], plain[1])
