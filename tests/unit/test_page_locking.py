@@ -20,7 +20,7 @@ from forebay.plan import SixteenBitMaster, UpdatePlace
 from forebay.tiers.host import HostArena
 from forebay.tiers.ledger import Ledger, Role, Tier
 from forebay.tiers.page_locking import PageLocking
-from unit.engine_cases import adamw, mlp, run, same, weights
+from unit.engine_cases import adamw, batches, loss_of, mlp, run, same, weights
 
 PAGE = mmap.PAGESIZE
 pytestmark = pytest.mark.timeout(60)
@@ -266,19 +266,29 @@ def test_only_what_crosses_the_link_is_locked(master, update, crossing):
 def test_on_a_gpu_training_begins_before_memory_is_locked():
     """The first steps copy from and to pageable memory, later ones locked: the same bits."""
 
+    def _steps(model, optimizer):
+        losses = []
+        for x in batches(2, torch.bfloat16, 1024):
+            loss = loss_of(model, x.cuda())
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        return losses
+
     def _run(page_lock):
         torch.manual_seed(0)
         model = torch.nn.Sequential(*[torch.nn.Linear(1024, 1024) for _ in range(8)]).bfloat16()
         options = EngineOptions(device="cuda", update=UpdatePlace.HOST, page_lock=page_lock)
         optimizer = offload_with(model, adamw(model), options=options)[1]
         locking = optimizer.engine.page_locking
-        losses = run(model, optimizer, steps=2, features=1024)
+        losses = _steps(model, optimizer)
         if locking is not None:
             assert locking.wait(60)
             # gradients down and new weights up: 2 + 2 bytes of each parameter
             elements = sum(p.layout.elements for u in optimizer.engine.units for p in u.parts)
             assert locking.locked_bytes >= 4 * elements
-        losses += run(model, optimizer, steps=2, features=1024)
+        losses += _steps(model, optimizer)
         result = {name: value.cpu() for name, value in weights(model).items()}
         optimizer.close()
         assert locking is None or locking.locked_bytes == 0
