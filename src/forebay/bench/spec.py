@@ -68,6 +68,8 @@ SHAPES = {
     ),
     "13b": _large(5120, 40, heads=40, feed_forward=13824),
     "18b": _large(6144, 40, heads=48, feed_forward=16384),
+    # Wide and shallow, for the cost of moving activations.
+    "8k": _large(8192, 8, heads=64, feed_forward=22016),
     "20b": _large(6144, 44, heads=48, feed_forward=16384),
 }
 

@@ -46,7 +46,7 @@ _Variants = Annotated[
 ]
 _OwnVariants = Annotated[str, typer.Option(help="forebay's variants in turn, as in bench step.")]
 _AnyVariants = Annotated[str, typer.Option(help="Contestants in turn, as in bench step.")]
-_Size = Annotated[str, typer.Option(help="Llama shape: nano, tiny, 1b, 3b, 7b, 13b, 18b or 20b.")]
+_Size = Annotated[str, typer.Option(help="Llama shape: nano, tiny, 1b, 3b, 7b, 8k, 13b, 18b, 20b.")]
 _Micro = Annotated[int, typer.Option("--micro-batch", help="Rows of one forward.", min=1)]
 _Micros = Annotated[
     str,
