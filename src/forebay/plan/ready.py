@@ -30,8 +30,8 @@ def not_built(setup: Setup) -> str:
         return f"the optimizer {setup.workload.optimizer}"
     if setup.weights is Home.NVME:
         return "weights on drives"
-    if setup.ranks > 1 and setup.stage == 3:
-        return "stage 3 on several devices"
+    if setup.ranks > 1 and setup.weights is Home.HOST:
+        return "weights on the host over several devices"
     return ""
 
 
