@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -155,8 +156,9 @@ def uneven_use(stage: int = 2) -> dict[str, Any]:
     return {"moved": moved, "steps": steps, "weights": weights}
 
 
-def whole_values(stage: int) -> dict[str, Any]:
+def whole_values(stage: int, folder: str) -> dict[str, Any]:
     """Read and write whole values of sharded parameters; rank 1 alone writes in a window."""
+    from forebay.errors import UnsupportedError
     from forebay.utils import (
         safe_get_full_fp32_param,
         safe_get_full_grad,
@@ -196,6 +198,12 @@ def whole_values(stage: int) -> dict[str, Any]:
     checks["state"] = bool((ones == 1.0).all())
     out = engine(torch.ones(1, 97)).sum().item()
     engine.zero_grad()
+    mine = Path(folder, str(rank))
+    try:
+        engine.save_16bit_model(mine)
+        checks["saved"] = stage < 3 and (mine / "model.safetensors").exists() == (rank == 0)
+    except UnsupportedError:  # a rank has slices alone
+        checks["saved"] = stage == 3 and not mine.exists()
     engine.close()
     return {"checks": checks, "out": out}
 

@@ -108,8 +108,8 @@ def test_a_rank_that_stays_away_is_named_within_30_seconds():
 
 
 @pytest.mark.parametrize("stage", [1, 3])
-def test_whole_values_of_sharded_state(stage):
-    results = ranks.run(3, scripts.whole_values, stage)
+def test_whole_values_of_sharded_state(stage, tmp_path):
+    results = ranks.run(3, scripts.whole_values, stage, str(tmp_path))
     for result in results:
         assert all(result["checks"].values()), result["checks"]
     assert len({result["out"] for result in results}) == 1

@@ -37,6 +37,8 @@ __all__ = ["Checkpoints"]
 
 _log = logging.getLogger("forebay")
 
+_STAGE_OF_SHARDED_WEIGHTS = 3
+
 
 class Checkpoints:
     """Saves and loads the checkpoints of one engine.
@@ -140,7 +142,7 @@ class Checkpoints:
         if sharding.size > 1:
             raise UnsupportedError(
                 f"{what} is not supported yet with {sharding.size} ranks",
-                hint="save the weights with save_16bit_model on rank 0",
+                hint="call module.state_dict() on every rank, and save the weights on rank 0",
             )
 
     def wait_for_checkpoint(self) -> None:
@@ -291,7 +293,7 @@ class Checkpoints:
         save_filename: str = "model.safetensors",
         exclude_frozen_parameters: bool = False,
     ) -> bool:
-        """Save the module's weights alone, in 16 bits, as one safetensors file.
+        """Save the module's weights alone, in 16 bits, as one safetensors file; on rank 0.
 
         Args:
             save_dir: Where to; made if it is missing.
@@ -303,8 +305,13 @@ class Checkpoints:
 
         Raises:
             CheckpointError: The name is of another format, or the file cannot be written.
+            UnsupportedError: The weights are sharded over ranks (stage 3).
         """
+        if self._core.placement.sharding.stage == _STAGE_OF_SHARDED_WEIGHTS:
+            self._refuse_ranks("save_16bit_model in stage 3")
         self._core.settle_masters()
+        if self._core.placement.sharding.rank != 0:
+            return True
         save_sixteen_bit(
             self._core,
             Path(save_dir) / save_filename,
