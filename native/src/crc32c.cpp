@@ -111,8 +111,8 @@ constexpr Tables<4> make_shift(std::size_t bytes) {
 template <std::size_t Stripe>
 std::uint32_t shifted(std::uint32_t crc) noexcept {
     static constexpr Tables<4> kShift = make_shift(Stripe);
-    return kShift[0][crc & 0xFFU] ^ kShift[1][(crc >> 8) & 0xFFU] ^
-           kShift[2][(crc >> 16) & 0xFFU] ^ kShift[3][crc >> 24];
+    return kShift[0][crc & 0xFFU] ^ kShift[1][(crc >> 8) & 0xFFU] ^ kShift[2][(crc >> 16) & 0xFFU] ^
+           kShift[3][crc >> 24];
 }
 
 template <std::size_t Stripe>
@@ -128,8 +128,8 @@ template <std::size_t Stripe>
             second = _mm_crc32_u64(second, load_word(at + Stripe + i));
             third = _mm_crc32_u64(third, load_word(at + 2 * Stripe + i));
         }
-        const auto joined = shifted<Stripe>(static_cast<std::uint32_t>(first)) ^
-                            static_cast<std::uint32_t>(second);
+        const auto joined =
+            shifted<Stripe>(static_cast<std::uint32_t>(first)) ^ static_cast<std::uint32_t>(second);
         crc = shifted<Stripe>(joined) ^ static_cast<std::uint32_t>(third);
     }
     return crc;

@@ -18,7 +18,7 @@ from forebay.errors import ForebayError
 from forebay.hardware.affinity import Topology
 from forebay.hardware.cgroup import cpu_quota
 from forebay.hardware.limits import HostLimit, host_ceiling, locked_memory_limit
-from forebay.probe.drives import drive_kind
+from forebay.hardware.storage import storage_of
 from forebay.units_of_measure import format_bytes
 
 if TYPE_CHECKING:
@@ -258,19 +258,20 @@ def _processor_time(sys: Path, proc: Path) -> Finding:
 
 def _drive(sys: Path, proc: Path) -> Finding:
     here = Path.cwd()
-    kind = drive_kind(here, sys=sys, proc=proc)
-    if kind.problem:
+    storage = storage_of(here, sys=sys, proc=proc)
+    warnings = storage.warnings()
+    if warnings:
         return Finding(
             part="drive",
             state=State.LIMITED,
-            detail=f"{here} lies on {kind.file_system}: {kind.problem}",
+            detail=f"{here} lies on {storage.kind}: {'; '.join(warnings)}",
             remedy="name a folder on a local NVMe drive as nvme_path, and measure it with "
             "forebay probe --drive FOLDER",
         )
     return Finding(
         part="drive",
         state=State.WORKS,
-        detail=f"{here} lies on {kind.file_system}; measure it with forebay probe --drive FOLDER",
+        detail=f"{here} lies on {storage.kind}; measure it with forebay probe --drive FOLDER",
     )
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from forebay import native
 from forebay.errors import ConfigError
+from forebay.hardware.rates import Drives
 from forebay.hardware.storage import Storage, storage_of
 from forebay.links.host_nvme import FileAccess
 from forebay.probe.drive import Drive
@@ -16,13 +17,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-__all__ = ["DriveProbe", "Setting", "probe_drive"]
+__all__ = ["DriveProbe", "Setting", "measure_drive", "probe_drive"]
 
 _BLOCKS: Final = (256 << 10, 1 << 20, 4 << 20, 8 << 20)
 _DEPTHS: Final = (1, 4, 8, 32)
 # Nearly as fast is as good, with less in flight: a waited-for block then waits less.
 _NEARLY: Final = 0.95
 _MIB: Final = 1 << 20
+# Past what a drive caches in its own memory.
+_FILE_BYTES: Final = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,3 +161,26 @@ def probe_drive(
         written_bytes=written,
         settings=tuple(settings),
     )
+
+
+def measure_drive(folder: Path, *, nbytes: int = _FILE_BYTES) -> Drives:
+    """Write a file on a drive and read it, for a profile; nothing is left there.
+
+    Args:
+        folder: On the drive; it must exist.
+        nbytes: Size of the file, a multiple of 1 MiB.
+
+    Raises:
+        ConfigError: The folder is not there.
+        StorageError: The folder cannot be used or has no room.
+    """
+    if not folder.is_dir():
+        raise ConfigError(f"--drive {folder} is no folder", hint="make it on the local drive")
+    free = storage_of(folder).free_bytes
+    drive = Drive(folder, nbytes=nbytes, core=native.core())
+    try:
+        write = drive.move("write", FileAccess(), nbytes=nbytes)
+        read = drive.move("read", FileAccess(), nbytes=nbytes)
+    finally:
+        drive.close()
+    return Drives(count=1, capacity_bytes=free, read=read.rate, write=write.rate)

@@ -21,7 +21,7 @@ from forebay.hardware.affinity import Topology
 from forebay.hardware.limits import host_ceiling, memory_total_bytes
 from forebay.hardware.profile import LinkRates, Machine, Node, Profile, ThreadRate
 from forebay.probe.device import device_copy, launch_seconds, matrix_rates
-from forebay.probe.drives import measure_drive
+from forebay.probe.folder import measure_drive
 from forebay.probe.ranks import is_rank, join_ranks, measure_ranks
 from forebay.probe.workload import (
     LinkEnds,
