@@ -75,6 +75,12 @@ COMMANDS: dict[str, Run | ContinuousIntegration | Covered] = {
     "forebay bench lengths --variants r0,r50 --lengths 512,4096": Covered(
         "tests/unit/test_bench_runs.py::test_lengths_command_in_small"
     ),
+    "torchrun --nproc-per-node 8 train.py": Covered(
+        "tests/distributed/test_initialize.py::test_three_ranks_share_the_data"
+    ),
+    "torchrun --nproc-per-node 8 -m forebay train --model model --data data --output run": Covered(
+        "tests/distributed/test_train.py::test_torchrun_runs_the_command"
+    ),
     "bash .ci/run": ContinuousIntegration("setup"),
     "make check": ContinuousIntegration("lint"),
     "make demo": Covered("tests/cli/test_demo.py::test_demo_in_small"),
