@@ -3,6 +3,7 @@
 resolved_config.json   the configuration with every value written out
 metrics.jsonl          one line per update or evaluation
 summary.json           how the run ended
+plan.json              what was measured and foretold, for forebay plan --learn
 tensorboard/           the same figures for TensorBoard
 model/                 what AutoModelForCausalLM.from_pretrained loads
 checkpoints/           what --resume goes on from, a folder each
@@ -22,6 +23,7 @@ from safetensors import SafetensorError
 
 from forebay.checkpoint.locate import CHECKPOINTS, TOKENIZER
 from forebay.errors import ConfigError, TransferError
+from forebay.plan.run_record import RUN_RECORD
 from forebay.train.options import ExistingOutput
 from forebay.units_of_measure import counted, format_bytes
 
@@ -52,7 +54,8 @@ _OURS: Final = frozenset(
         CHECKPOINTS,
         TOKENIZER,
         _PARTIAL_TOKENIZER,
-        *(f".{name}.partial" for name in (_CONFIG, _METRICS, _SUMMARY)),
+        RUN_RECORD,
+        *(f".{name}.partial" for name in (_CONFIG, _METRICS, _SUMMARY, RUN_RECORD)),
     }
 )
 
@@ -101,7 +104,7 @@ class RunFolder:
 
         The model stays until a new one takes its place.
         """
-        for name in (_METRICS, _SUMMARY):
+        for name in (_METRICS, _SUMMARY, RUN_RECORD):
             (self.path / name).unlink(missing_ok=True)
         for name in (_TENSORBOARD, CHECKPOINTS):
             shutil.rmtree(self.path / name, ignore_errors=True)
