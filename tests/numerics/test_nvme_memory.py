@@ -19,8 +19,9 @@ def _check(numbers: dict, budget: int) -> None:
     # what was resident before, and the weights' move out of the model, are not the host tier's
     moved = placed(numbers, "device") - numbers["model"]
     grown = numbers["peak"] - numbers["before"] - moved
-    # one gradient of the largest layer, and what Python and the heap take meanwhile
-    assert grown <= budget + 12 * MIB
+    # one gradient of the largest layer, what Python and the heap take meanwhile, and workspaces of
+    # torch's threads; without the budget it would be 226 MB more
+    assert grown <= budget + 24 * MIB
 
 
 def test_a_budget_of_a_quarter_of_the_state():
