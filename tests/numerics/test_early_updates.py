@@ -12,6 +12,7 @@ from torch import nn
 
 from forebay.engine import EngineOptions
 from forebay.engine.early import EarlyUpdates
+from forebay.engine.file_space import NvmeOptions
 from forebay.engine.options import OverflowCheck, SumPlace
 from forebay.links import FaultScript
 from forebay.plan import UpdatePlace
@@ -59,6 +60,21 @@ def started(monkeypatch):
 def _train(recipe, options, build=small_model):
     options = replace(options, overflow=OverflowCheck.OFF)
     return train(replace(recipe, options=options), build)
+
+
+def _some_in_files(spec):
+    places = [UpdatePlace.NVME, UpdatePlace.HOST, UpdatePlace.NVME, UpdatePlace.DEVICE]
+    return [places[index % 4] for index, _ in enumerate(spec.units)]
+
+
+@pytest.mark.parametrize("micro", [1, 4])
+def test_units_in_files_update_in_the_step(tmp_path, micro, started):
+    """Those beside them update early; in files is an order of its own, and no unit is left out."""
+    nvme = NvmeOptions(paths=(tmp_path,))
+    options = EngineOptions(places=_some_in_files, unit_elements=1, nvme=nvme, backwards=micro)
+    recipe = _recipe(micro=micro)
+    assert_same_bits(_reference(recipe), _train(recipe, options))
+    assert len(started) >= 6
 
 
 @pytest.mark.parametrize("device", DEVICES)

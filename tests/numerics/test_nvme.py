@@ -209,3 +209,44 @@ def test_counted_bytes_are_the_plan_s(count, reads_ahead, tmp_path):
         deltas = {b[lane] - a[lane] for a, b in itertools.pairwise(seen[1:])}
         assert deltas == {engine.program.traffic(lane)}
     optimizer.close()
+
+
+class Skipping(nn.Module):
+    """Every forward leaves another layer out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
+        self.turn = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Each fourth turn leaves out none."""
+        for index, layer in enumerate(self.layers):
+            if index != self.turn % 4:
+                x = torch.tanh(layer(x))
+        self.turn += 1
+        return x
+
+
+def test_a_layer_without_a_gradient_keeps_its_weights_on_the_host(tmp_path):
+    """Its part was never written when the next forward brings it up."""
+    found = []
+    for options in (
+        EngineOptions(device="cpu"),
+        EngineOptions(
+            device="cpu",
+            update=UpdatePlace.NVME,
+            weights=WeightPlace.HOST,
+            nvme=NvmeOptions(paths=(tmp_path,)),
+        ),
+    ):
+        model = Skipping()
+        _, optimizer = offload_with(model, torch.optim.AdamW(model.parameters()), options=options)
+        for x in batches(9, features=16):
+            loss_of(model, x).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        found.append({name: value.clone() for name, value in model.state_dict().items()})
+        optimizer.close()
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])

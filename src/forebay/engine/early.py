@@ -97,10 +97,10 @@ class EarlyUpdates:
 
     def complete(self, program: Program, unit: Unit) -> None:
         """A unit's gradient of the window's last backward is complete, as far as known."""
-        if not program.updates_early or unit.index in self._complete:
+        if unit.index in self._complete or not program.updates_with_gradient(unit.index):
             return
         present = (GradientState.OPEN, GradientState.LANDED)
-        if unit.streams_weights or not all(record.state in present for record in unit.records):
+        if not all(record.state in present for record in unit.records):
             return
         self._complete.add(unit.index)
         if self._order is not None and self._steady[unit.index] >= _STEADY:

@@ -38,8 +38,9 @@ class HostWeights:
         self._writes.pop(id(part), None)
 
     def follow_write(self, part: PartStorage, ticket: Any) -> None:
-        """Loads of a part follow a transfer that writes its weights."""
-        self._writes[id(part)] = ticket
+        """Loads of a part follow a transfer that writes its weights; None if none ever did."""
+        if ticket is not None:
+            self._writes[id(part)] = ticket
         self._updates.pop(id(part), None)
 
     def bring(self, unit: Unit) -> Sequence[Waitable]:

@@ -72,6 +72,11 @@ class Program:
         """The operations that a trigger starts, in order."""
         return self._started_by.get(trigger, ())
 
+    def updates_with_gradient(self, unit: int) -> bool:
+        """Whether a unit's update begins with its gradient, before the step."""
+        begun = self.at(Trigger(TriggerKind.GRADIENT, unit))
+        return any(op.kind in UPDATING for op in begun)
+
     def traffic(self, lane: Lane) -> int:
         """Bytes over a lane per update, when every gradient is present in every backward."""
         times = {Turn.EVERY: self.backwards, Turn.EARLIER: self.backwards - 1, Turn.LAST: 1}
