@@ -112,6 +112,7 @@ def plan(  # noqa: PLR0913 - one parameter for each option
             vocab=vocab,
         )
     )
+    _refuse_outputs(config=config, picture=picture, compare=compare)
     if compare:
         _compare(question, picture=picture, as_json=as_json)
         return 0
@@ -122,6 +123,22 @@ def plan(  # noqa: PLR0913 - one parameter for each option
         typer.echo(f"wrote {config}", err=True)
     typer.echo(json.dumps(found, indent=2) + "\n" if as_json else as_text(choice), nl=False)
     return 0 if choice.best is not None else 1
+
+
+def _refuse_outputs(*, config: Path | None, picture: Path | None, compare: bool) -> None:
+    """Before anything is planned, what could not be written after it."""
+    from forebay.errors import ConfigError
+
+    if picture is not None and not compare:
+        raise ConfigError("--picture draws a comparison", hint="add --compare")
+    if config is not None and compare:
+        raise ConfigError(
+            "--config writes the recommended way, and --compare shows all of them",
+            hint="run forebay plan once with --config and once with --compare",
+        )
+    for name, path in (("--config", config), ("--picture", picture)):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise ConfigError(f"{name} {path} lies in a folder that is not there")
 
 
 def _compare(question: Question, *, picture: Path | None, as_json: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -181,6 +182,8 @@ def _shape(asked: Asked) -> ModelShape:
         count = float(match.group(1)) * _SUFFIXES[match.group(2).lower()]
     except ValueError:
         raise ConfigError(f"parameters: {asked.model!r} is not a number") from None
+    if not math.isfinite(count):
+        raise ConfigError(f"parameters is {asked.model}, which is more than any machine can hold")
     return from_counts(round(count), hidden=asked.hidden, layers=asked.layers, vocab=asked.vocab)
 
 
