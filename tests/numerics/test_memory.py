@@ -129,9 +129,12 @@ def test_sums_in_fp32_and_fp32_models_take_16_bytes(name):
 
 
 def test_memory_is_flat_over_50_steps():
-    """The least of some steps each: huge pages of 2 MiB come and go between them."""
+    """The least of some steps each: huge pages of 2 MiB come and go, and the kernel makes new ones.
+
+    A gradient of one layer that stayed behind at each step would be 72 MiB.
+    """
     resident = small_runs()["flat"]["resident"]
-    assert min(resident[-15:]) - min(resident[2:17]) <= 2 * MIB
+    assert min(resident[-15:]) - min(resident[2:17]) <= 8 * MIB
 
 
 def test_engines_that_are_closed_leave_nothing():
