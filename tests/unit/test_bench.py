@@ -13,9 +13,9 @@ from forebay.bench.contestants import contestant
 from forebay.bench.step_tables import step_table
 from forebay.cli.main import main
 from forebay.errors import ConfigError
-from forebay.hardware.profile import LinkRates, Machine, Profile, ThreadRate
 from forebay.plan.solve import Rates
 from forebay.probe.workload import Run
+from unit.bench_cases import a_profile
 
 # The ceilings of an H200 machine, with D = 95 GB/s.
 _RATES = Rates(host_memory=95e9, link_up=55e9, link_down=55e9)
@@ -54,31 +54,13 @@ def test_floor_streams_no_more_than_backward_has_time_for():
     assert slow.streamed_share <= 55e9 * 0.01 / 10 / _3B * 1.001
 
 
-def _profile() -> Profile:
-    return Profile(
-        machine=Machine(cpu="a CPU", cpus=2, device="cpu"),
-        forebay="0",
-        kernel_level="avx2",
-        threads=(ThreadRate(threads=1, update=1e10, copy=1e10),),
-        link=LinkRates(
-            up=1e10,
-            down=1e10,
-            both=1e10,
-            beside_update=5e9,
-            update_beside=5e9,
-            down_beside_update=5e9,
-            update_beside_down=5e9,
-        ),
-    )
-
-
 def test_step_table_sets_each_budget_beside_its_floor():
     result = {"seconds": [9.0, 9.0, 1.0, 2.0, 3.0], "tokens": 100, "host_peak_bytes": 5e9}
     result |= {"micro_batch": 8}
     passes = {"parameters": 10**8, "forward_seconds": 0.5, "backward_seconds": 1.0}
     found = StepBench(
         spec=StepSpec(variant="floor", size="tiny"),
-        profile=_profile(),
+        profile=a_profile(),
         results=(
             result | passes | {"variant": "floor"},
             result | {"variant": "r0"},

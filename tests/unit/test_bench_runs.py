@@ -23,26 +23,8 @@ from forebay.bench.training import Training
 from forebay.bench.worker import run_contestant
 from forebay.cli.main import main
 from forebay.errors import ConfigError
-from forebay.hardware.profile import LinkRates, Machine, Profile, ThreadRate
 from forebay.plan.program import Lane
-
-
-def _profile() -> Profile:
-    return Profile(
-        machine=Machine(cpu="a CPU", cpus=2, device="cpu"),
-        forebay="0",
-        kernel_level="avx2",
-        threads=(ThreadRate(threads=1, update=1e10, copy=1e10),),
-        link=LinkRates(
-            up=1e10,
-            down=1e10,
-            both=1e10,
-            beside_update=5e9,
-            update_beside=5e9,
-            down_beside_update=5e9,
-            update_beside_down=5e9,
-        ),
-    )
+from unit.bench_cases import a_profile
 
 
 def _point(variant: str, micro_batch: int, seconds: float, **more: object) -> dict[str, object]:
@@ -62,7 +44,7 @@ def _point(variant: str, micro_batch: int, seconds: float, **more: object) -> di
 def _steps(*results: dict[str, object]) -> StepBench:
     return StepBench(
         spec=StepSpec(variant="floor", size="tiny", micro_batches=(2, 8), sequence=100),
-        profile=_profile(),
+        profile=a_profile(),
         results=results,
         failures=(),
     )
@@ -153,7 +135,7 @@ def test_reads_are_judged_by_what_traffic_adds(slow, verdict):
     quiet = [0.0001] * 98 + [0.0002, 7.0]
     found = ReadsBench(
         spec=StepSpec(variant="floor", size="nano", reads=100),
-        profile=_profile(),
+        profile=a_profile(),
         results=(_reads(busy, quiet),),
         failures=(),
     )
@@ -196,7 +178,7 @@ def test_staging_is_judged_against_the_largest_activations_so_far():
     own = _length_result("r0", [13e9, 29e9, 35e9], ledger_rest_bytes=10e9, ledger_peak_bytes=12e9)
     found = LengthsBench(
         spec=StepSpec(variant="floor", size="nano", lengths=(16, 64), steps=3),
-        profile=_profile(),
+        profile=a_profile(),
         budgets={"floor": None, "r0": int(40e9)},
         results=(floor, own),
         failures=(),
@@ -229,7 +211,7 @@ def test_running_out_of_memory_is_a_finding(monkeypatch, native):
     (own,) = run_contestant(spec)
     assert [step["length"] for step in own["steps"]] == [8, 16]
     found = LengthsBench(
-        spec=spec, profile=_profile(), budgets={"none": 1}, results=(own,), failures=()
+        spec=spec, profile=a_profile(), budgets={"none": 1}, results=(own,), failures=()
     )
     text = found.table().markdown()
     assert "| 3 | 8 | out of memory |" in text
@@ -245,7 +227,7 @@ def _here(spec: StepSpec, *, limit_seconds: float) -> Outcome:
 def _without_processes(module, monkeypatch) -> None:
     pytest.importorskip("transformers")
     monkeypatch.setattr(module, "run_alone", _here)
-    monkeypatch.setattr(module, "ceilings", lambda device, *, limit_seconds: _profile())
+    monkeypatch.setattr(module, "ceilings", lambda device, *, limit_seconds: a_profile())
 
 
 def test_step_command_in_small(tmp_path, capsys, monkeypatch, native):
@@ -277,7 +259,7 @@ def test_what_was_found_is_kept_after_each_contestant(monkeypatch):
         return Outcome(results=(_point(spec.variant, 8, 1.0),), failure="")
 
     monkeypatch.setattr(step_module, "run_alone", run_alone)
-    monkeypatch.setattr(step_module, "ceilings", lambda device, *, limit_seconds: _profile())
+    monkeypatch.setattr(step_module, "ceilings", lambda device, *, limit_seconds: a_profile())
     spec = StepSpec(variant="floor", size="nano", device="cpu")
     with pytest.raises(KeyboardInterrupt):
         bench_step(spec, variants=["floor", "none", "r0"], keep=kept.append)

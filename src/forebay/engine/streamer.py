@@ -146,12 +146,7 @@ class Streamer:
 
     def _promised_bytes(self) -> int:
         """Gradients still to come of units whose state is here: they will stay on the device."""
-        return sum(
-            part.own_weights.nbytes
-            for unit in self._staged
-            if not unit.departed
-            for part in unit.parts
-        )
+        return sum(_gradient_bytes(unit) for unit in self._staged if not unit.departed)
 
     def _fetch(self, units: Sequence[Unit], block: torch.Tensor) -> None:
         """Bring units up into `block`.
