@@ -81,6 +81,25 @@ TicketHandle square_sums(const PoolHandle& self, const std::vector<SpanTuple>& s
     return {self.it->square_sums(std::move(list), parse_dtype(dtype), tickets_of(after))};
 }
 
+ChecksumAction parse_checksum_action(const std::string& name) {
+    if (name == "store") {
+        return ChecksumAction::store;
+    }
+    if (name == "compare") {
+        return ChecksumAction::compare;
+    }
+    throw std::invalid_argument("unknown action '" + name + "'\nhint: store or compare");
+}
+
+TicketHandle checksums(const PoolHandle& self, const std::string& action, Address address,
+                       std::size_t nbytes, std::size_t block_bytes, Address sums,
+                       std::vector<std::string> names, const std::vector<TicketHandle>& after) {
+    const WithoutGil released;
+    ChecksumRequest request{
+        parse_checksum_action(action), address, nbytes, block_bytes, sums, std::move(names)};
+    return {self.it->checksums(std::move(request), tickets_of(after))};
+}
+
 }  // namespace
 
 void bind_pool(nb::module_& module) {
@@ -117,6 +136,9 @@ void bind_pool(nb::module_& module) {
         .def("fold", &fold, "spans"_a, "src_dtype"_a, "first"_a,
              "after"_a = std::vector<TicketHandle>{})
         .def("square_sums", &square_sums, "spans"_a, "dtype"_a,
+             "after"_a = std::vector<TicketHandle>{})
+        .def("checksums", &checksums, "action"_a, "address"_a, "nbytes"_a, "block_bytes"_a,
+             "sums"_a, "names"_a = std::vector<std::string>{},
              "after"_a = std::vector<TicketHandle>{})
         .def(
             "close", [](const PoolHandle& self) { self.it->close(); },

@@ -2,7 +2,9 @@
 
 #include <array>
 #include <bit>
+#include <cstdio>
 #include <cstring>
+#include <string>
 
 #if defined(__x86_64__)
 #include <nmmintrin.h>
@@ -170,6 +172,12 @@ std::uint32_t crc32c(std::string_view level, const void* data, std::size_t count
 #endif
     static_cast<void>(level);
     return ~by_tables(at, count, ~seed);
+}
+
+std::string different_text(const std::string& what, std::uint32_t now, std::uint32_t then) {
+    char numbers[64];
+    std::snprintf(numbers, sizeof(numbers), "CRC-32C is %08x, and was %08x", now, then);
+    return what + " is not what was written: its " + numbers;
 }
 
 }  // namespace forebay

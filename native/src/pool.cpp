@@ -241,6 +241,14 @@ TicketPtr Pool::square_sums(std::vector<ElementSpan> spans, DType dtype,
     return ticket;
 }
 
+TicketPtr Pool::checksums(ChecksumRequest request, std::vector<TicketPtr> after) {
+    check_process();
+    auto work = std::make_unique<ChecksumWork>(table(), std::move(request));
+    auto ticket = std::make_shared<Ticket>(1);
+    queue_->submit(ticket, std::move(work), std::move(after));
+    return ticket;
+}
+
 void Pool::close() {
     const std::lock_guard lock(closing_);
     if (workers_.empty()) {

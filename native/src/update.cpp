@@ -1,7 +1,6 @@
 #include "forebay/update.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <numeric>
 #include <stdexcept>
 #include <string>
@@ -257,10 +256,8 @@ void UpdatePass::verify(const KernelTable& table, std::size_t block) const {
         const std::uint32_t then = sum_at(block, role);
         if (now != then) {
             const char* names[kSummedRoles] = {"master", "exp_avg", "exp_avg_sq"};
-            char numbers[64];
-            std::snprintf(numbers, sizeof(numbers), "CRC-32C is %08x, and was %08x", now, then);
-            throw std::runtime_error(std::string(names[role]) + " of " + names_in(block) +
-                                     " is not what was written: its " + numbers);
+            throw std::runtime_error(
+                different_text(std::string(names[role]) + " of " + names_in(block), now, then));
         }
     }
 }

@@ -1,9 +1,13 @@
 #include "work.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <stdexcept>
 #include <string>
 #include <utility>
+
+#include "forebay/crc32c.h"
 
 namespace forebay {
 namespace {
@@ -121,6 +125,41 @@ void SquareWork::end(Ticket& ticket) {
         sums.push_back(sum_tree(table_, std::move(blocks)));
     }
     ticket.finish(std::move(sums));
+}
+
+ChecksumWork::ChecksumWork(const KernelTable& table, ChecksumRequest request)
+    : table_(table), request_(std::move(request)), blocks_(0) {
+    if (request_.block_bytes == 0) {
+        throw std::invalid_argument("a checksum's block needs at least 1 byte, not 0");
+    }
+    blocks_ = (request_.bytes + request_.block_bytes - 1) / request_.block_bytes;
+    if (blocks_ == 0) {
+        return;
+    }
+    check_span(0, request_.address, 1);
+    check_span(0, request_.sums, sizeof(std::uint32_t));
+    if (!request_.names.empty() && request_.names.size() != blocks_) {
+        throw std::invalid_argument("names has " + std::to_string(request_.names.size()) +
+                                    " entries for " + std::to_string(blocks_) + " blocks");
+    }
+}
+
+void ChecksumWork::run(std::size_t chunk, Ticket& ticket) {
+    static_cast<void>(ticket);
+    const std::size_t begin = chunk * request_.block_bytes;
+    const std::size_t count = std::min(request_.block_bytes, request_.bytes - begin);
+    const auto* bytes = reinterpret_cast<const std::byte*>(request_.address) + begin;
+    const std::uint32_t now = crc32c(table_.level, bytes, count, 0);
+    std::uint32_t& then = reinterpret_cast<std::uint32_t*>(request_.sums)[chunk];
+    if (request_.action == ChecksumAction::store) {
+        then = now;
+        return;
+    }
+    if (now == then) {
+        return;
+    }
+    const std::string what = request_.names.empty() ? "a block" : request_.names[chunk];
+    throw std::runtime_error(different_text(what, now, then));
 }
 
 }  // namespace forebay

@@ -1,9 +1,11 @@
-// The three kinds of work that a pool does: update, fold, square-sum.
+// The kinds of work that a pool does: update, fold, square-sum, checksum.
 #pragma once
 
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "forebay/pool.h"
@@ -63,6 +65,18 @@ private:
     DType dtype_;
     std::vector<SpanChunk> chunks_;
     std::vector<std::vector<double>> block_sums_;  // one list per span
+};
+
+class ChecksumWork final : public Work {
+public:
+    ChecksumWork(const KernelTable& table, ChecksumRequest request);
+    std::size_t chunks() const noexcept override { return blocks_; }
+    void run(std::size_t chunk, Ticket& ticket) override;
+
+private:
+    const KernelTable& table_;
+    ChecksumRequest request_;
+    std::size_t blocks_;
 };
 
 }  // namespace forebay

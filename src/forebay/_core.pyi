@@ -190,6 +190,21 @@ class Pool:
     ) -> Ticket:
         """Sum the squares of (address, elements) spans in fp64, by one fixed tree each."""
 
+    def checksums(
+        self,
+        action: Literal["store", "compare"],
+        address: int,
+        nbytes: int,
+        block_bytes: int,
+        sums: int,
+        names: Sequence[str] = ...,
+        after: Sequence[Ticket] = ...,
+    ) -> Ticket:
+        """CRC-32C of every block of some bytes: write them at `sums`, or compare with those.
+
+        A difference fails the ticket; its text has what `names` says of the block.
+        """
+
     def close(self) -> None:
         """Join the workers and fail what is left. Idempotent."""
 

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <string_view>
 
 namespace forebay {
@@ -12,5 +13,8 @@ namespace forebay {
 // the value is the same.
 std::uint32_t crc32c(std::string_view level, const void* data, std::size_t count,
                      std::uint32_t seed) noexcept;
+
+// "WHAT is not what was written: its CRC-32C is NOW, and was THEN".
+std::string different_text(const std::string& what, std::uint32_t now, std::uint32_t then);
 
 }  // namespace forebay

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstddef>
+#include <cstdint>
 #include <deque>
 #include <memory>
 #include <mutex>
@@ -35,6 +36,18 @@ public:
     virtual void run(std::size_t chunk, Ticket& ticket) = 0;
     // Called once, after the last chunk; ends the ticket.
     virtual void end(Ticket& ticket) { ticket.finish(); }
+};
+
+enum class ChecksumAction { store, compare };
+
+// A CRC-32C for every `block_bytes` of some bytes, the last block shorter.
+struct ChecksumRequest {
+    ChecksumAction action = ChecksumAction::store;
+    Address address = 0;
+    std::size_t bytes = 0;
+    std::size_t block_bytes = 0;
+    Address sums = 0;                // one uint32 a block: written, or what it must be
+    std::vector<std::string> names;  // of what each block holds, for a difference's text
 };
 
 // The pool's shared part. Links and tickets may outlive the Pool that made it: after closing it
@@ -101,6 +114,8 @@ public:
                    std::vector<TicketPtr> after);
     TicketPtr square_sums(std::vector<ElementSpan> spans, DType dtype,
                           std::vector<TicketPtr> after);
+    // A block that differs fails the ticket; its text names what the block holds.
+    TicketPtr checksums(ChecksumRequest request, std::vector<TicketPtr> after);
     // Ends chunks that are being worked on, joins the workers and fails what is left. Idempotent.
     void close();
 

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
 from forebay._fallback import memory
-from forebay._fallback.sums import StateSums
+from forebay._fallback.sums import BlockSums, StateSums
 from forebay._fallback.tickets import Ticket
 
 if TYPE_CHECKING:
@@ -168,6 +169,21 @@ class Pool:
             return [_square_sum(address, kind, elements) for address, elements in spans]
 
         return Ticket.of(1, after=after, work=work)
+
+    def checksums(
+        self,
+        action: str,
+        address: int,
+        nbytes: int,
+        block_bytes: int,
+        sums: int,
+        names: Sequence[str] = (),
+        after: Sequence[Ticket] = (),
+    ) -> Ticket:
+        """Write or compare the CRC-32C of every block of some bytes."""
+        self._check_open()
+        blocks = BlockSums(action, address=address, nbytes=nbytes, block_bytes=block_bytes)
+        return Ticket.of(1, after=after, work=partial(blocks.run, sums=sums, names=names))
 
     def close(self) -> None:
         """Refuse work from now on."""

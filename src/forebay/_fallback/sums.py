@@ -1,4 +1,4 @@
-"""Checksums of state: a CRC-32C for each role of every `SUM_ELEMENTS` elements."""
+"""Checksums: a CRC-32C for each role of every `SUM_ELEMENTS` elements of state, or for blocks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from forebay._fallback.pool import PartState
 
-__all__ = ["SUM_ELEMENTS", "StateSums"]
+__all__ = ["SUM_ELEMENTS", "BlockSums", "StateSums"]
 
 SUM_ELEMENTS = 64 * 1024
 _ROLES = ("master", "exp_avg", "exp_avg_sq")
@@ -77,18 +77,14 @@ class StateSums:
                 now = self._sum(block, role)
                 then = int(self._sums[block * len(_ROLES) + index]) & 0xFFFFFFFF
                 if now != then:
-                    raise RuntimeError(
-                        f"{role} of {self._names_in(block)} is not what was written: its CRC-32C "
-                        f"is {now:08x}, and was {then:08x}"
-                    )
+                    raise _different(f"{role} of {self._names_in(block)}", now, then)
 
     def seal(self, blocks: Sequence[int]) -> None:
         """Sum what blocks hold now."""
         for block in blocks:
             for index, role in enumerate(_ROLES):
                 value = self._sum(block, role)
-                signed = value - (1 << 32) if value >> 31 else value
-                self._sums[block * len(_ROLES) + index] = signed
+                self._sums[block * len(_ROLES) + index] = _signed(value)
 
     def _names_in(self, block: int) -> str:
         begin, end = block * SUM_ELEMENTS, (block + 1) * SUM_ELEMENTS
@@ -98,3 +94,50 @@ class StateSums:
             if offset < end and offset + elements > begin
         ]
         return ", ".join(inside[:3]) or f"elements from {begin} on"
+
+
+class BlockSums:
+    """The sums of some bytes, one for each block.
+
+    Args:
+        action: "store" or "compare".
+        address: Of the bytes.
+        nbytes: How many.
+        block_bytes: Of a block; the last one is shorter.
+
+    Raises:
+        ValueError: There is no such action, or a block has no bytes.
+    """
+
+    def __init__(self, action: str, *, address: int, nbytes: int, block_bytes: int) -> None:
+        if action not in ("store", "compare"):
+            raise ValueError(f"unknown action {action!r}\nhint: store or compare")
+        if block_bytes < 1:
+            raise ValueError("a checksum's block needs at least 1 byte, not 0")
+        self._action = action
+        self._spans = [
+            (address + begin, min(block_bytes, nbytes - begin))
+            for begin in range(0, nbytes, block_bytes)
+        ]
+
+    def run(self, *, sums: int, names: Sequence[str]) -> None:
+        """Write the sums, or raise RuntimeError where a block is not what they say."""
+        if not self._spans:
+            return
+        held = memory.view(sums, dtype=torch.int32, elements=len(self._spans))
+        for block, (address, count) in enumerate(self._spans):
+            now, then = crc32c(address, count), int(held[block]) & 0xFFFFFFFF
+            if self._action == "store":
+                held[block] = _signed(now)
+            elif now != then:
+                raise _different(names[block] if names else "a block", now, then)
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 32) if value >> 31 else value
+
+
+def _different(what: str, now: int, then: int) -> RuntimeError:
+    return RuntimeError(
+        f"{what} is not what was written: its CRC-32C is {now:08x}, and was {then:08x}"
+    )

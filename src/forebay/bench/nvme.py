@@ -1,10 +1,11 @@
-"""The file queue beside fio, on one path with one block length and depth, in turn.
+"""The file queue beside fio, in one file with one block length and depth, in turn.
 
 Where fio is not installed, beside a plain loop of direct reads and writes, one at a time.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import mmap
 import os
@@ -13,18 +14,18 @@ import statistics
 import subprocess
 import time
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay import native
 from forebay.bench.tables import Table
-from forebay.errors import ConfigError
+from forebay.errors import ConfigError, StorageError
 from forebay.hardware.storage import storage_of
 from forebay.links.host_nvme import FileAccess, FileBackendKind
 from forebay.probe.drive import Drive, Moved
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 __all__ = ["NvmeBench", "NvmeSpec", "bench_nvme"]
 
@@ -118,12 +119,13 @@ def bench_nvme(
         raise ConfigError(f"{spec.nbytes} bytes are no whole number of blocks and MiB")
     fio = shutil.which("fio")
     drive = Drive(spec.path, nbytes=spec.nbytes, core=native.core())
-    loop = _Loop(spec)
+    loop = None
     contestants: dict[str, Callable[[str], Moved]] = {
         f"forebay {kind.value}": _queue(drive, spec, kind)
         for kind in (FileBackendKind.URING, FileBackendKind.THREADS)
     }
     if fio is None:
+        loop = _Loop(spec)
         contestants["a loop"] = loop.move
     else:
         contestants |= {f"fio {engine}": _fio(fio, spec, engine) for engine in _ENGINES}
@@ -138,7 +140,8 @@ def bench_nvme(
                         rounds.setdefault((name, action), []).append(moved)
     finally:
         drive.close()
-        loop.close()
+        if loop is not None:
+            loop.close()
     storage = storage_of(spec.path)
     return NvmeBench(spec=spec, file_system=f"{storage.kind} on {storage.source}", rounds=rounds)
 
@@ -149,15 +152,16 @@ def _queue(drive: Drive, spec: NvmeSpec, kind: FileBackendKind) -> Callable[[str
 
 
 def _fio(fio: str, spec: NvmeSpec, engine: str) -> Callable[[str], Moved]:
-    """One job over one file, which fio lays out in the first round."""
+    """One job over the very file that the queue uses: another one may lie elsewhere on a disk."""
+    file = _open_file_in(spec.path)
 
     def run(action: str) -> Moved:
         done = subprocess.run(
             [
                 fio,
                 "--name=forebay",
-                f"--directory={spec.path}",
-                f"--filename=forebay-bench-{engine}",
+                f"--filename={file}",
+                "--allow_file_create=0",
                 f"--ioengine={engine}",
                 f"--rw={action}",
                 f"--bs={spec.block_bytes}",
@@ -182,6 +186,16 @@ def _fio(fio: str, spec: NvmeSpec, engine: str) -> Callable[[str], Moved]:
         )
 
     return run
+
+
+def _open_file_in(folder: Path) -> str:
+    """A path to the file without a name that this process has open in a folder."""
+    begin = f"{folder.resolve()}/"
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            if str(link.readlink()).startswith(begin):
+                return f"/proc/{os.getpid()}/fd/{link.name}"
+    raise StorageError(f"no file of this process is open in {folder}")
 
 
 class _Loop:
