@@ -11,9 +11,9 @@ import torch.utils.checkpoint
 from torch import nn
 
 from forebay.engine import EngineOptions
-from forebay.engine.early import EarlyUpdates
 from forebay.engine.file_space import NvmeOptions
 from forebay.engine.options import OverflowCheck, SumPlace
+from forebay.engine.policies.early import EarlyUpdates
 from forebay.links import FaultScript
 from forebay.plan import UpdatePlace
 from numerics.test_exactness import DEVICES, PLACES

@@ -16,7 +16,7 @@ from forebay.errors import EngineClosedError, GradientError, PendingWeightError,
 from forebay.links import FaultScript
 from forebay.optim.loss_scale import StaticLossScale
 from forebay.plan import UpdatePlace
-from forebay.plan.placement import UpdateTime
+from forebay.plan.policies import DuringBackward, Exact
 from unit.engine_cases import adamw, batches, loss_of, mlp, run, same, weights
 
 pytestmark = pytest.mark.timeout(60)
@@ -56,17 +56,17 @@ def _refused_for_good(optimizer, model):
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({}, UpdateTime.GRADIENT),
-        ({"overflow": OverflowCheck.SKIP}, UpdateTime.AGREEMENT),
-        ({"clip_norm": 1.0}, UpdateTime.AGREEMENT),
-        ({"timing": Timing.SYNCHRONOUS}, UpdateTime.AGREEMENT),
-        ({"loss_scale": StaticLossScale(8.0)}, UpdateTime.AGREEMENT),
+        ({}, DuringBackward()),
+        ({"overflow": OverflowCheck.SKIP}, Exact()),
+        ({"clip_norm": 1.0}, Exact()),
+        ({"timing": Timing.SYNCHRONOUS}, Exact()),
+        ({"loss_scale": StaticLossScale(8.0)}, Exact()),
     ],
 )
 def test_when_they_are_legal(changes, expected):
     model = mlp()
     optimizer = offload_with(model, adamw(model), options=replace(UNCHECKED, **changes))[1]
-    assert optimizer.engine.placement.update_time is expected
+    assert optimizer.engine.placement.policy == expected
     optimizer.close()
 
 

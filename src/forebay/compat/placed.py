@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from forebay.config.resolved import Row, Source
-from forebay.plan.placement import UpdateTime
+from forebay.plan.policies import DuringBackward
 from forebay.plan.share import describe_places, host_share
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def with_placement(config: ResolvedConfig, core: Engine) -> ResolvedConfig:
     found: dict[str, tuple[str | None, str]]
     share = f"{host_share(core.placement):.3f}"
     found = {_RATIO: (share, describe_places(core.placement)), _CORES: (None, core.cores.summary)}
-    if core.placement.update_time is UpdateTime.GRADIENT:
+    if isinstance(core.placement.policy, DuringBackward):
         found[_CHECK] = (None, "units update during backward, from the third window on")
     return replace(config, rows=tuple(_placed(row, found) for row in config.rows))
 

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from forebay.engine.files import open_files, refuse_more_files, with_files
-from forebay.engine.options import EngineOptions, OverflowCheck, SumPlace, Timing
+from forebay.engine.options import EngineOptions, SumPlace
 from forebay.engine.part import PartStorage
+from forebay.engine.policies import policy_for
 from forebay.engine.record import ParamRecord
 from forebay.engine.state_memory import PartMemory
 from forebay.engine.unit import Unit
@@ -23,14 +24,12 @@ from forebay.hardware.limits import HostCeiling, HostLimit, host_ceiling
 from forebay.model.inspect import OUTSIDE
 from forebay.model.layout import layout_unit
 from forebay.model.origin import origin_of
-from forebay.optim.loss_scale import StaticLossScale
 from forebay.plan.memory import forecast, ring_bytes
 from forebay.plan.placement import (
     Accumulation,
     Placement,
     UnitPlacement,
     UpdatePlace,
-    UpdateTime,
     WeightPlace,
 )
 from forebay.plan.solve import choose_places
@@ -89,18 +88,6 @@ def _update_places(
     return choose_places(spec, rates=options.rates, backwards=options.backwards or 1)
 
 
-def update_time(options: EngineOptions) -> UpdateTime:
-    """When updates begin: during backward where nothing is needed that only the step knows."""
-    if options.sharding.size > 1:
-        return UpdateTime.AGREEMENT  # only then is it known who has a gradient
-    scale = options.loss_scale
-    unscaled = isinstance(scale, StaticLossScale) and scale.value == 1.0
-    unchecked = options.overflow is OverflowCheck.OFF and options.clip_norm is None
-    if unscaled and unchecked and options.timing is Timing.DEFERRED:
-        return UpdateTime.GRADIENT
-    return UpdateTime.AGREEMENT
-
-
 def _weight_place(update: UpdatePlace, options: EngineOptions) -> WeightPlace:
     weights = WeightPlace.DEVICE if update is UpdatePlace.DEVICE else options.weights
     is_sharded = options.sharding.size > 1 and options.stage == 3
@@ -127,7 +114,7 @@ def place(spec: ModelSpec, *, options: EngineOptions, device: torch.device) -> P
         bf16_master=options.bf16_master,
         piece_elements=options.piece_elements,
         sharding=options.sharding,
-        update_time=update_time(options),
+        policy=policy_for(options),
     )
     if options.nvme is None:
         if any(unit.update is UpdatePlace.NVME for unit in units):

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
     from forebay.engine.departure import Departure
-    from forebay.engine.early import EarlyUpdates
     from forebay.engine.engine import Engine
     from forebay.engine.executor import Executor
+    from forebay.engine.policy import UpdatePolicy
     from forebay.engine.record import ParamRecord
     from forebay.engine.unit import Unit
     from forebay.plan.program import Program
@@ -89,7 +89,7 @@ class Collector:
         units: Every unit by index.
         executor: Carries out what a complete gradient starts.
         departure: Decides when it starts, and agrees with other ranks on it.
-        early: Updates units before the step, where that is legal.
+        policy: Hears of every moment of the window.
         expected: Backwards per update as far as known.
 
     Attributes:
@@ -103,7 +103,7 @@ class Collector:
         *,
         executor: Executor,
         departure: Departure,
-        early: EarlyUpdates,
+        policy: UpdatePolicy,
         program: Program,
         expected: int,
     ) -> None:
@@ -111,14 +111,14 @@ class Collector:
         self.records = [record for unit in units for record in unit.records]
         self._executor = executor
         self.departure = departure
-        self._early = early
+        self.policy = policy
         self.program = program
         self.window = Window(
             expected=expected,
             on_open=self._open_backward,
             on_begin=self._begin_backward,
             on_end=self._end_backward,
-            on_spoil=early.spoiled,
+            on_spoil=policy.spoiled,
         )
         # Parameters whose p.grad the user had put there when the present backward began.
         self._foreign: set[int] = set()
@@ -146,7 +146,7 @@ class Collector:
         grad = param.grad
         assert grad is not None
         if self.units[record.unit].departed:
-            self._early.disturb(self.units[record.unit])
+            self.policy.disturb(self.units[record.unit])
         if record.holds(grad):
             addend = record.captured
             if addend is None:
@@ -249,7 +249,7 @@ class Collector:
         is_last = self.window.is_last if last is None else last
         self.departure.complete(self.program, unit, last=is_last)
         if is_last and last is None:
-            self._early.complete(self.program, unit)
+            self.policy.complete(self.program, unit)
 
     def _open_backward(self) -> None:
         self._executor.mark(Moment.BACKWARD_BEGIN)
@@ -280,7 +280,7 @@ class Collector:
             self.window.boundary = boundary
 
     def _begin_backward(self) -> None:
-        self._early.begin_backward(self.program, last=self.window.is_last)
+        self.policy.begin_backward(self.program, last=self.window.is_last)
         for unit in self.units:
             unit.departed = False
             for part in unit.parts:
@@ -319,7 +319,7 @@ class Collector:
     def _take_truth(self, record: ParamRecord) -> None:
         grad = record.param.grad
         if record.state is GradientState.UPDATED and not record.holds(grad):
-            self._early.lost(record)
+            self.policy.lost(record)
         if grad is None:
             if record.state is not GradientState.ABSENT:
                 record.discard()
@@ -352,7 +352,7 @@ class Collector:
 
     def zero_grad(self) -> None:
         """Discard everything and begin a new window."""
-        self._early.refuse_discard()
+        self.policy.refuse_discard()
         for record in self.records:
             record.param.grad = None
             record.discard()
@@ -360,13 +360,13 @@ class Collector:
 
     def end_window(self) -> None:
         """The step used the window's gradients."""
-        self._early.end_window()
+        self.policy.end_window()
         self.window.reset()
 
     def new_window(self) -> None:
         """Begin a new window with what every `p.grad` says now."""
-        self._early.refuse_discard()
-        self._early.forget_window()
+        self.policy.refuse_discard()
+        self.policy.forget_window()
         self.window.reset()
         for unit in self.units:
             unit.departed = False

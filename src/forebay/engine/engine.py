@@ -14,7 +14,7 @@ import torch
 
 from forebay import native
 from forebay.accelerators.select import accelerator_for
-from forebay.engine.barrier import FAILED_HINT, Barrier
+from forebay.engine.barrier import Barrier
 from forebay.engine.build import (
     accumulation_for,
     build_units,
@@ -26,13 +26,14 @@ from forebay.engine.build import (
     ring_maker,
 )
 from forebay.engine.collector import Collector
-from forebay.engine.early import EarlyUpdates
 from forebay.engine.executor import Executor
 from forebay.engine.files import connect_files
 from forebay.engine.hooks import HookActions, ModuleHooks
 from forebay.engine.learned_sums import LearnedSums
 from forebay.engine.masters import refresh_master
 from forebay.engine.options import EngineOptions, Timing
+from forebay.engine.policies import make_policy
+from forebay.engine.policy import PolicyParts
 from forebay.engine.pool_room import with_pool
 from forebay.engine.ranks import connect_ranks, queue_of
 from forebay.engine.refusals import refuse_strangers, refuse_taken
@@ -42,7 +43,6 @@ from forebay.engine.streamer import Streamer
 from forebay.engine.streaming import Streaming
 from forebay.engine.terms import UpdateTerms
 from forebay.engine.unit import NanSource
-from forebay.errors import ForebayError, RankError, TransferError
 from forebay.hardware.limits import SwapWatch
 from forebay.links.lanes import Lanes
 from forebay.links.observer import Moment
@@ -204,14 +204,20 @@ class Engine:
             on_order=self._follow,
             streaming=self.streaming,
         )
-        self._early = EarlyUpdates(
-            self.units, terms=self.terms, executor=self._executor, barrier=self._barrier
+        parts = PolicyParts(
+            units=self.units,
+            placement=self.placement,
+            executor=self._executor,
+            terms=self.terms,
+            barrier=self._barrier,
+            memory=self._memory,
+            options=options,
         )
         self.collector = Collector(
             self.units,
             executor=self._executor,
             departure=self.ranks.departure,
-            early=self._early,
+            policy=make_policy(parts),
             program=build_program(self.placement, order=self._order),
             expected=self.placement.backwards_per_update,
         )
@@ -221,8 +227,7 @@ class Engine:
             executor=self._executor,
             terms=self.terms,
             options=options,
-            make_ready=self._barrier.make_ready,
-            nans=self._nans,
+            barrier=self._barrier,
         )
 
     @property
@@ -264,9 +269,9 @@ class Engine:
         self._hooks.learn()
         refuse_strangers(self.groups, known=self._by_param)
         self.streaming.take_over()
-        self._early.check(divisor=divisor)
+        self.collector.policy.check(divisor=divisor)
         self.ranks.departure.ran(self._hooks.order)
-        outcome = self._update_or_skip(divisor)
+        outcome = self._stepper.run(divisor=divisor)
         self._room.observe()
         self.last_outcome = outcome
         self.skipped_steps += not outcome.applied
@@ -290,22 +295,6 @@ class Engine:
         """Units ran in this order; the next forward will need them so."""
         self._order = order
         self.collector.program = build_program(self.placement, order=order)
-
-    def _update_or_skip(self, divisor: float) -> StepOutcome:
-        """Run the stepper; a failure inside the lanes, or in the middle of an update, closes."""
-        try:
-            self.lanes.raise_failures()
-            return self._stepper.run(divisor=divisor)
-        except (TransferError, RankError) as error:
-            self._barrier.fail(str(error))
-            raise
-        except BaseException as error:
-            foreign = isinstance(error, RuntimeError) and not isinstance(error, ForebayError)
-            if foreign or self._stepper.applying:
-                self._barrier.fail(f"{type(error).__name__} {error}")
-            if foreign:
-                raise TransferError(f"the step failed: {error}", hint=FAILED_HINT) from error
-            raise
 
     def expect_backwards(self, count: int) -> None:
         """Plan for `count` backwards per update from the next window on; legal between windows.

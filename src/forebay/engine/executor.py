@@ -137,6 +137,9 @@ class Executor:
         local = [(op, unit) for op, unit in started if op.kind is not OpKind.GATHER]
         for op, unit in sorted(local, key=lambda pair: pair[1].index in on_device):
             self._run(op, unit)
+        for index in sorted(on_device):
+            unit = self.units[index]
+            unit.mark_changed([r for r in unit.records if r.index in order.hyper_of])
         # In the program's order, whatever was updated where: every rank gathers alike.
         for op, unit in gathers:
             self._run(op, unit)

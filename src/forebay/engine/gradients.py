@@ -96,6 +96,7 @@ class GradientPath:
             span = (part.gradient_address + item * segment.offset, segment.elements)
             ticket = self._lanes.square_sums([span], part.gradient_dtype, follow(part))
             self._on_host[record.index] = self._lanes.hold(ticket)
+            part.squares.append(ticket)
 
     def forget(self) -> None:
         """The window is over: nothing that was begun is wanted any more."""
@@ -269,9 +270,14 @@ def follow(part: PartStorage) -> list[Any]:
 
 
 def before_update(part: PartStorage) -> list[Any]:
-    """What an update of a part comes after: its gradient, and loads of the old weights."""
+    """What an update of a part comes after: its gradient, and whoever still reads what it changes.
+
+    The old weights are loaded by passes; a whole master's new weights lie over the gradient, whose
+    squares may still be summed where the update begins during backward.
+    """
     part.loads = [ticket for ticket in part.loads if not ticket.done]
-    return [*follow(part), *part.loads]
+    part.squares = [ticket for ticket in part.squares if not ticket.done]
+    return [*follow(part), *part.loads, *part.squares]
 
 
 def _mark_landed(records: Sequence[ParamRecord]) -> None:

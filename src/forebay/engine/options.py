@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from forebay.links.observer import NO_OBSERVER
 from forebay.optim.loss_scale import StaticLossScale
 from forebay.plan.placement import Sharding, SixteenBitMaster, WeightPlace
+from forebay.plan.policies import EXACT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from forebay.model.spec import ModelSpec
     from forebay.optim.loss_scale import LossScale
     from forebay.plan.placement import UpdatePlace
+    from forebay.plan.policies import Policy
     from forebay.plan.solve import Rates
 
 __all__ = ["ActivationPlace", "EngineOptions", "OverflowCheck", "SumPlace", "Timing"]
@@ -102,6 +104,7 @@ class EngineOptions:
         group: The ranks that train together; None for this process alone.
         stage: What is sharded over them; see `forebay.plan.Sharding`.
         nvme: Files for the state that host memory has no room for; None keeps all of it there.
+        policy: When units update; exact updates run during backward where that is legal.
     """
 
     device: torch.device | str | None = None
@@ -133,6 +136,7 @@ class EngineOptions:
     group: Group | None = None
     stage: int = 0
     nvme: NvmeOptions | None = None
+    policy: Policy = EXACT
 
     @property
     def sharding(self) -> Sharding:

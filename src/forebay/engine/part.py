@@ -71,6 +71,7 @@ class PartStorage:
         weights: The working weights where they live, flat.
         home: The parameters' memory on the device, where weights live on the host.
         loads: Transfers that still read the weights on the host.
+        squares: Sums of squares that still read the landed gradient.
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class PartStorage:
             self.files = self._file_state(placement.buffers.piece_elements)
         self.home: WeightHome | None = None
         self.loads: list[Any] = []
+        self.squares: list[Any] = []
         self._weights: DeviceArena | HostArena | None = None
         self._own: dict[int, torch.Tensor] = {}
         self.on_host = update is not UpdatePlace.DEVICE

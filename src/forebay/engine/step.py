@@ -11,23 +11,23 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
-
+from forebay.engine.barrier import FAILED_HINT
 from forebay.engine.masters import refresh_master
 from forebay.engine.options import OverflowCheck, Timing
 from forebay.engine.reads import EarlyReads
+from forebay.errors import ForebayError, RankError, TransferError
 from forebay.links.observer import Moment
 from forebay.optim.clip import global_norm
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
+    from forebay.engine.barrier import Barrier
     from forebay.engine.collector import Collector
     from forebay.engine.executor import Executor
     from forebay.engine.options import EngineOptions
     from forebay.engine.record import ParamRecord
     from forebay.engine.terms import UpdateOrder, UpdateTerms
-    from forebay.engine.unit import NanSource, Unit
 
 __all__ = ["Agreement", "StepOutcome", "Stepper"]
 
@@ -72,8 +72,7 @@ class Stepper:
         executor: Carries out the updates.
         terms: What updates are made with.
         options: The loss scale that gradients carry, and what an overflow does.
-        make_ready: Waits for the weights of a unit.
-        nans: What pending weights view.
+        barrier: Closes the engine when an update fails.
     """
 
     def __init__(
@@ -83,8 +82,7 @@ class Stepper:
         executor: Executor,
         terms: UpdateTerms,
         options: EngineOptions,
-        make_ready: Callable[[Unit], None],
-        nans: NanSource,
+        barrier: Barrier,
     ) -> None:
         self._collector = collector
         self._units = collector.units
@@ -93,11 +91,11 @@ class Stepper:
         self._terms = terms
         self._loss_scale = options.loss_scale
         self._overflow = options.overflow
-        self._make_ready = make_ready
-        self._nans = nans
+        self._policy = collector.policy
+        self._barrier = barrier
         self._divisor = 1.0
         # Updates are being enqueued: an exception now leaves some done and some not.
-        self.applying = False
+        self._applying = False
         self._early_reads = EarlyReads(deferred=options.timing is Timing.DEFERRED)
 
     def agree(self) -> Agreement:
@@ -119,12 +117,30 @@ class Stepper:
     def run(self, *, divisor: float = 1.0) -> StepOutcome:
         """Seal the window and update, or skip.
 
+        A failure inside the lanes, or in the middle of an update, closes the engine.
+
         Args:
             divisor: What the gradients are too large by, beside the loss scale.
 
         Raises:
             GradientError: The window is spoiled or empty of new gradients.
+            TransferError: A transfer or update failed; the engine is closed.
         """
+        try:
+            self._executor.lanes.raise_failures()
+            return self._seal_and_decide(divisor)
+        except (TransferError, RankError) as error:
+            self._barrier.fail(str(error))
+            raise
+        except BaseException as error:
+            foreign = isinstance(error, RuntimeError) and not isinstance(error, ForebayError)
+            if foreign or self._applying:
+                self._barrier.fail(f"{type(error).__name__} {error}")
+            if foreign:
+                raise TransferError(f"the step failed: {error}", hint=FAILED_HINT) from error
+            raise
+
+    def _seal_and_decide(self, divisor: float) -> StepOutcome:
         self._take_over_weights()
         self._collector.seal()
         self._divisor = divisor * self._loss_scale.value * self._departure.ranks
@@ -139,20 +155,22 @@ class Stepper:
         self._terms.validate()
         for unit in self._units:
             if any(record.param.grad is not None for record in unit.records):
-                self._make_ready(unit)
+                self._barrier.make_ready(unit)
         for record in self._collector.records:
             if refresh_master(record):
                 # what came up for the update is older; the gradient lands and the host updates
                 self._units[record.unit].staging = None
+                self._policy.masters_changed(self._units[record.unit])
 
     def _decide(self) -> StepOutcome:
         agreement = self.agree()
-        self._nans.check()
+        self._barrier.nans.check()
         present = [self._collector.records[index] for index in sorted(agreement.present)]
         if agreement.first_bad is not None and self._overflow is OverflowCheck.SKIP:
             bad = self._collector.records[agreement.first_bad].label
             self._early_reads.note(finite=False, applied=False, bad=bad)
             outcome = StepOutcome(applied=False, norm=agreement.norm, bad_parameter=bad)
+            self._policy.skip()
             self._executor.drop_staged()
         else:
             order = self._terms.capture(present, norm=agreement.norm, divisor=self._divisor)
@@ -185,12 +203,8 @@ class Stepper:
                 )
 
     def _apply(self, present: Sequence[ParamRecord], order: UpdateOrder) -> None:
-        self.applying = True
-        updated = [r for r in present if self._units[r.unit].updates_on_device]
+        self._applying = True
         for record in present:
             record.step += 1
-        self._executor.update_all(self._collector.program, order)
-        torch.autograd.graph.increment_version([r.param for r in updated])
-        for record in updated:
-            record.version = record.param._version
-        self.applying = False
+        self._policy.apply(self._collector.program, order)
+        self._applying = False

@@ -10,9 +10,11 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from forebay.model.layout import ITEM_BYTES
+from forebay.plan.policies import EXACT
 
 if TYPE_CHECKING:
     from forebay.model.layout import PartLayout, Shard, UnitLayout
+    from forebay.plan.policies import Policy
 
 __all__ = [
     "Accumulation",
@@ -23,7 +25,6 @@ __all__ = [
     "SixteenBitMaster",
     "UnitPlacement",
     "UpdatePlace",
-    "UpdateTime",
     "WeightPlace",
 ]
 
@@ -46,16 +47,6 @@ class UpdatePlace(Enum):
     def lands(self) -> bool:
         """Whether the gradient always goes to the host and the new weights come from there."""
         return self in {UpdatePlace.HOST, UpdatePlace.NVME}
-
-
-class UpdateTime(Enum):
-    """When updates begin."""
-
-    AGREEMENT = "agreement"
-    """When norm and finiteness of the whole gradient are known."""
-    GRADIENT = "gradient"
-    """When a unit's gradient of the window's last backward is complete: legal where nothing that
-    only the step knows is needed."""
 
 
 class WeightPlace(Enum):
@@ -171,7 +162,7 @@ class Placement:
         sharding: How state is spread over ranks.
         pool_bytes: Device bytes that streamed weights share; 0 without any.
         buffers: What state in files passes through.
-        update_time: When updates begin.
+        policy: When updates begin, and when new weights come into force.
     """
 
     units: tuple[UnitPlacement, ...]
@@ -182,7 +173,7 @@ class Placement:
     sharding: Sharding = Sharding()
     pool_bytes: int = 0
     buffers: FileBuffers = FileBuffers()
-    update_time: UpdateTime = UpdateTime.AGREEMENT
+    policy: Policy = EXACT
 
     @property
     def gathers_weights(self) -> bool:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from forebay.model.layout import ITEM_BYTES, SUM_ITEM_BYTES
 from forebay.plan.load_ops import load_ops
 from forebay.plan.ops import UPDATING, Lane, Op, OpKind, Trigger, TriggerKind, Turn
-from forebay.plan.placement import Accumulation, UpdatePlace, UpdateTime, WeightPlace
+from forebay.plan.placement import Accumulation, UpdatePlace, WeightPlace
+from forebay.plan.policies import DuringBackward
 from forebay.plan.records import records
 from forebay.plan.unit_bytes import state_bytes, sum_bytes, unit_bytes
 
@@ -206,7 +207,7 @@ def _updates_early(unit: UnitPlacement, placement: Placement) -> bool:
     """
     stays = unit.weights is WeightPlace.DEVICE and unit.update is not UpdatePlace.NVME
     alone = stays and placement.sharding.size == 1
-    return alone and placement.update_time is UpdateTime.GRADIENT
+    return alone and isinstance(placement.policy, DuringBackward)
 
 
 def build_program(placement: Placement, *, order: Sequence[int]) -> Program:

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING
 
 from forebay.engine.barrier import FAILED_HINT
 from forebay.engine.masters import refresh_master
-from forebay.engine.record import GradientState
+from forebay.engine.policies.steadiness import Steadiness
+from forebay.engine.policy import UpdatePolicy
 from forebay.errors import GradientError, TransferError
 
 if TYPE_CHECKING:
@@ -36,19 +37,14 @@ if TYPE_CHECKING:
 
 __all__ = ["EarlyUpdates"]
 
-# Windows without a late addend after which a unit's complete gradient is believed to be complete.
-_STEADY = 2
 _HINT = (
     "updates run during backward since bf16.check_grad_overflow is false; set it to true to have "
     "them in step()"
 )
 
 
-class EarlyUpdates:
+class EarlyUpdates(UpdatePolicy):
     """Starts them, and refuses what cannot follow one.
-
-    Calls, in order: `begin_backward`, then `complete` for each unit and `disturb` for what came
-    after, then `check` as `step()` begins and `end_window` as it ends; `spoiled` at any time.
 
     Args:
         units: Every unit by index.
@@ -71,17 +67,10 @@ class EarlyUpdates:
         self._executor = executor
         self._barrier = barrier
         self._order: UpdateOrder | None = None
-        self._steady = [0] * len(units)
-        self._complete: set[int] = set()
-        self._disturbed: set[int] = set()
+        self._steadiness = Steadiness(units)
         # Complete, and waiting for their state to come up.
         self._waiting: list[Unit] = []
         self._started: list[Unit] = []
-
-    @property
-    def has_started(self) -> bool:
-        """Whether a unit was updated in this window already."""
-        return bool(self._started)
 
     def begin_backward(self, program: Program, *, last: bool) -> None:
         """A backward brings its first gradient.
@@ -90,20 +79,16 @@ class EarlyUpdates:
             GradientError: Units were updated by an earlier backward of this window.
         """
         self._refuse_if_started("another backward began before step()")
-        self._disturbed |= self._complete
+        self._steadiness.begin_backward()
         self._order = None
         if last and program.updates_early and self._terms.clip_norm is None:
             self._order = self._terms.capture(self._records, norm=0.0)
 
     def complete(self, program: Program, unit: Unit) -> None:
         """A unit's gradient of the window's last backward is complete, as far as known."""
-        if unit.index in self._complete or not program.updates_with_gradient(unit.index):
+        if not program.updates_with_gradient(unit.index) or not self._steadiness.complete(unit):
             return
-        present = (GradientState.OPEN, GradientState.LANDED)
-        if not all(record.state in present for record in unit.records):
-            return
-        self._complete.add(unit.index)
-        if self._order is not None and self._steady[unit.index] >= _STEADY:
+        if self._order is not None and self._steadiness.is_steady(unit):
             self._waiting.append(unit)
         self._start_ready(program)
 
@@ -145,7 +130,7 @@ class EarlyUpdates:
         Raises:
             GradientError: The unit was updated already; the engine is closed.
         """
-        self._disturbed.add(unit.index)
+        self._steadiness.disturb(unit)
         if unit.updated:
             self._refuse_if_started(f"unit {unit.name} got a gradient after its last one")
 
@@ -184,6 +169,10 @@ class EarlyUpdates:
             self._refuse_if_started(f"{written.label} was written before step()")
         self._barrier.held = False
 
+    def apply(self, program: Program, order: UpdateOrder) -> None:
+        """Update what has not begun; new weights of what has come into force."""
+        self._executor.update_all(program, order)
+
     def refuse_discard(self) -> None:
         """Raise when the window's gradients are to be discarded, but some were used.
 
@@ -198,17 +187,15 @@ class EarlyUpdates:
 
     def end_window(self) -> None:
         """The step is done: learn what can be relied upon in the next ones."""
-        for unit in self._units:
-            steady = unit.index in self._complete and unit.index not in self._disturbed
-            self._steady[unit.index] = self._steady[unit.index] + 1 if steady else 0
+        for unit in self._started:
             unit.updated = False
         self._started.clear()
+        self._steadiness.end_window()
         self.forget_window()
 
     def forget_window(self) -> None:
         """A window begins."""
-        self._complete.clear()
-        self._disturbed.clear()
+        self._steadiness.forget_window()
         self._waiting.clear()
         self._order = None
 

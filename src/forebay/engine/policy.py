@@ -1,0 +1,123 @@
+"""Update policies: what an engine's step and backward tell of, and who acts on it.
+
+A policy decides when units update and when their new weights come into force. Whether a window is
+used at all, by which factor and hyperparameters, is decided by the step in every policy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from forebay.engine.barrier import Barrier
+    from forebay.engine.executor import Executor
+    from forebay.engine.options import EngineOptions
+    from forebay.engine.record import ParamRecord
+    from forebay.engine.state_memory import PartMemory
+    from forebay.engine.terms import UpdateOrder, UpdateTerms
+    from forebay.engine.unit import Unit
+    from forebay.plan.placement import Placement
+    from forebay.plan.program import Program
+
+__all__ = ["PolicyParts", "UpdatePolicy"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyParts:
+    """What policies are made from.
+
+    Attributes:
+        units: Every unit by index.
+        placement: Where they live, and which policy is asked for.
+        executor: Carries out operations; its lanes move bytes.
+        terms: What updates are made with.
+        barrier: What readers pass.
+        memory: Where memory comes from.
+        options: What the engine was asked for.
+    """
+
+    units: Sequence[Unit]
+    placement: Placement
+    executor: Executor
+    terms: UpdateTerms
+    barrier: Barrier
+    memory: PartMemory
+    options: EngineOptions
+
+
+class UpdatePolicy:
+    """Hears of a window's moments; an interface without state, whose every moment does nothing.
+
+    Calls in a backward: `begin_backward`, then `complete` for each unit, and `disturb` for what
+    comes for a unit after that. In `step()`: `check`, `lost` while the window is sealed, then
+    `apply` or `skip`, then `end_window`. Where a window is dropped instead: `refuse_discard`, then
+    `forget_window`. At any time: `spoiled`, `masters_changed`, `settle`, `close`.
+    """
+
+    def begin_backward(self, program: Program, *, last: bool) -> None:
+        """A backward brings its first gradient.
+
+        Raises:
+            GradientError: It cannot follow what has begun.
+        """
+
+    def complete(self, program: Program, unit: Unit) -> None:
+        """A unit's gradient of the window's last backward has left, complete as far as known."""
+
+    def disturb(self, unit: Unit) -> None:
+        """Something came for a unit after its gradient had left.
+
+        Raises:
+            GradientError: It came too late.
+        """
+
+    def masters_changed(self, unit: Unit) -> None:
+        """A weight of the unit was written by the user, and its master has followed."""
+
+    def lost(self, record: ParamRecord) -> None:
+        """A gradient that an update has used was cleared or replaced before the step.
+
+        Raises:
+            GradientError: Always.
+        """
+
+    def spoiled(self, reason: str) -> None:
+        """The window cannot be completed."""
+
+    def check(self, *, divisor: float) -> None:
+        """`step()` begins; nothing of it is final.
+
+        Args:
+            divisor: What the gradients are too large by, beside the loss scale.
+
+        Raises:
+            GradientError: It asks for another update than the one that has begun.
+        """
+
+    def apply(self, program: Program, order: UpdateOrder) -> None:
+        """The step is decided: update by `order`, which names every present parameter."""
+
+    def skip(self) -> None:
+        """The step is decided: no bit changes."""
+
+    def end_window(self) -> None:
+        """The step has used (or skipped) the window's gradients."""
+
+    def refuse_discard(self) -> None:
+        """The window's gradients are to be discarded.
+
+        Raises:
+            GradientError: Some were used.
+        """
+
+    def forget_window(self) -> None:
+        """The window's gradients are discarded; another window begins."""
+
+    def settle(self) -> None:
+        """A reader passes the barrier: state is that of the last decided update after this."""
+
+    def close(self) -> None:
+        """The lanes are closed: give memory back. Idempotent."""
