@@ -204,6 +204,11 @@ class Engine:
             on_order=self._follow,
             streaming=self.streaming,
         )
+        self._collect()
+
+    def _collect(self) -> None:
+        """Make what takes gradients and steps with them."""
+        options = self.options
         parts = PolicyParts(
             units=self.units,
             placement=self.placement,
