@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from forebay.compat.distributed import init_distributed
     from forebay.engine.checkpoints import Checkpoints
     from forebay.engine.offload import offload
-    from forebay.engine.saving import SaveTiming
+    from forebay.engine.save_request import SaveTiming
 
     __version__: str
 
@@ -67,7 +67,7 @@ __all__ = [
 # Where each name that needs torch lives.
 _LAZY = {
     "Checkpoints": "forebay.engine.checkpoints",
-    "SaveTiming": "forebay.engine.saving",
+    "SaveTiming": "forebay.engine.save_request",
     "add_config_arguments": "forebay.compat.api",
     "init_distributed": "forebay.compat.distributed",
     "initialize": "forebay.compat.api",

@@ -18,7 +18,8 @@ from checkpoint_cases import Layout, assert_same, engine_of, numbers, run
 from forebay.checkpoint.disk import RealDisk
 from forebay.checkpoint.folder import CheckpointFolder
 from forebay.checkpoint.reader import Checkpoint
-from forebay.engine.saving import CheckpointSaver, SaveRequest
+from forebay.engine.save_request import SaveRequest
+from forebay.engine.saving import CheckpointSaver
 from forebay.engine.snapshot import RunState
 from forebay.errors import CheckpointError
 

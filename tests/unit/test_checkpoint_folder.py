@@ -10,7 +10,8 @@ from checkpoint_cases import Layout, assert_same, engine_of, numbers, run, tag_o
 from forebay.checkpoint.disk import RealDisk
 from forebay.checkpoint.folder import CheckpointFolder
 from forebay.config.resolved import CheckpointSpec
-from forebay.engine.saving import CheckpointSaver, SaveRequest, SaveTiming
+from forebay.engine.save_request import SaveRequest, SaveTiming
+from forebay.engine.saving import CheckpointSaver
 from forebay.engine.snapshot import RunState
 from forebay.errors import CheckpointError
 

@@ -20,7 +20,8 @@ from forebay.bench.disk import DiskProbe
 from forebay.bench.tables import Table
 from forebay.checkpoint.disk import RealDisk
 from forebay.engine import EngineOptions, offload_with
-from forebay.engine.saving import CheckpointSaver, Latest, SaveRequest, SaveTiming
+from forebay.engine.save_request import Latest, SaveRequest, SaveTiming
+from forebay.engine.saving import CheckpointSaver
 from forebay.engine.snapshot import RunState
 from forebay.errors import ConfigError
 from forebay.plan.placement import UpdatePlace

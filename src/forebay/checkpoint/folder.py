@@ -126,9 +126,13 @@ class CheckpointFolder:
                     self._disk.remove_tree(item)
             elif item.name.startswith(".") and item.name.endswith(_PARTIAL):
                 self._disk.remove_tree(item)
-        partial = self.path / f".{tag}{_PARTIAL}"
+        partial = self.hidden(tag)
         self._disk.make_folder(partial)
         return partial
+
+    def hidden(self, tag: str) -> Path:
+        """The folder that `begin` makes."""
+        return self.path / f".{tag}{_PARTIAL}"
 
     def abandon(self, partial: Path) -> None:
         """Remove what was written of a checkpoint that failed."""

@@ -26,11 +26,14 @@ from forebay.checkpoint.manifest_json import MAX_MANIFEST_BYTES, parse_manifest
 from forebay.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Callable, Collection, Iterator
     from pathlib import Path
     from types import TracebackType
 
     from forebay.checkpoint.manifest import FileEntry, ParameterEntry, Slice
+
+    # (tensor or None for a generator's, first element, one past the last) -> whether it is read
+    Picks = Callable[[ParameterEntry | None, int, int], bool]
 
 __all__ = ["Checkpoint", "stored_dtype"]
 
@@ -126,7 +129,7 @@ class Checkpoint:
     def _check_tensors(self) -> None:
         """Every slice is a tensor of the file that it names, and there are no others."""
         expected: dict[str, set[str]] = {name: set() for name in self._files}
-        for spec, piece in self._everything():
+        for _, spec, piece in self._everything():
             found = self._files[piece.file].tensors.get(spec.key)
             if found is None or found[0] != spec or spec.key in expected[piece.file]:
                 raise CheckpointError(
@@ -144,20 +147,25 @@ class Checkpoint:
 
     def _everything(
         self, roles: Collection[Role] = tuple(Role)
-    ) -> Iterator[tuple[TensorSpec, Slice]]:
+    ) -> Iterator[tuple[ParameterEntry | None, TensorSpec, Slice]]:
         for entry in self.manifest.parameters:
             for role, pieces in entry.slices.items():
                 if role in roles:
-                    yield from ((entry.spec(role, piece), piece) for piece in pieces)
+                    yield from ((entry, entry.spec(role, piece), piece) for piece in pieces)
         if Role.RANDOM in roles:
-            yield from self.manifest.random_tensors.values()
+            for spec, piece in self.manifest.random_tensors.values():
+                yield None, spec, piece
 
     def nbytes(self, roles: Collection[Role] = tuple(Role)) -> int:
         """Bytes of tensors, all of them or of some roles."""
-        return sum(spec.nbytes for spec, _ in self._everything(roles))
+        return sum(spec.nbytes for _, spec, _ in self._everything(roles))
 
-    def verify(self, roles: Collection[Role] = tuple(Role)) -> None:
-        """Read all bytes of some roles and compare their checksums.
+    def verify(self, roles: Collection[Role] = tuple(Role), *, picks: Picks | None = None) -> None:
+        """Read bytes and compare their checksums.
+
+        Args:
+            roles: Of which roles.
+            picks: Says of a block of a named tensor whether it is read; None reads all.
 
         Raises:
             CheckpointError: A file is damaged; names it and the tensor.
@@ -188,8 +196,9 @@ class Checkpoint:
 
         blocks = (
             (spec, piece, index)
-            for spec, piece in self._everything(roles)
+            for entry, spec, piece in self._everything(roles)
             for index in range(len(piece.checksums))
+            if picks is None or picks(entry, *_elements(spec, piece, index))
         )
         with ThreadPoolExecutor(_THREADS, "forebay-verify", initializer=prepare) as pool:
             # a batch at a time, so that the first damage is found before all is read
@@ -259,6 +268,13 @@ class Checkpoint:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _elements(spec: TensorSpec, piece: Slice, index: int) -> tuple[int, int]:
+    """The elements of a named tensor that are in a block of one of its slices."""
+    per_block = BLOCK_BYTES // DTYPES[spec.dtype].itemsize
+    first = piece.start + index * per_block
+    return first, min(first + per_block, piece.end)
 
 
 def stored_dtype(entry: ParameterEntry, role: Role) -> torch.dtype:

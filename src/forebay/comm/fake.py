@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import torch
 
     from forebay.comm.group import Group
+    from forebay.comm.talk import Talk
 
 __all__ = ["SlowGroup"]
 
@@ -55,6 +56,10 @@ class SlowGroup:
     def compare(self, text: str, *, what: str) -> list[str]:
         """See `Group`."""
         return self._inner.compare(text, what=what)
+
+    def talk(self, name: str) -> Talk:
+        """See `Group`."""
+        return self._inner.talk(name)
 
     def check(self) -> None:
         """See `Group`."""

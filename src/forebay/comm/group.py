@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     import torch
 
+    from forebay.comm.talk import Talk
+
 __all__ = ["Group"]
 
 
@@ -59,6 +61,10 @@ class Group(Protocol):
 
     def compare(self, text: str, *, what: str) -> list[str]:
         """Every rank's text, by rank. For the start: slow, and of any length."""
+        ...
+
+    def talk(self, name: str) -> Talk:
+        """Exchanges of texts for one purpose, from any one thread; the same one for a name."""
         ...
 
     def check(self) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,6 +16,7 @@ from torch import distributed
 from torch.distributed import distributed_c10d as c10d
 
 from forebay.comm.life import Life
+from forebay.comm.talk import Talk
 from forebay.errors import RankError
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ __all__ = ["LIMIT_SECONDS", "TorchGroup"]
 
 # How long a rank waits for the others to come to the same pass.
 LIMIT_SECONDS: Final = 25.0
-_READ_SECONDS: Final = 5.0
 
 
 class TorchGroup:
@@ -57,7 +56,7 @@ class TorchGroup:
         self._store = c10d.PrefixStore(f"{name}/{serial}", store)
         self._life = Life(self._store, rank=self.rank, size=self.size)
         self._doing = "start"
-        self._texts = 0
+        self._talks: dict[str, Talk] = {}
         self._closed = False
 
     def limit(self, seconds: float) -> None:
@@ -117,24 +116,14 @@ class TorchGroup:
         """See `Group`."""
         self._doing = what
         self._life.doing(what)
-        self._texts += 1
-        key = f"text/{self._texts}"
-        self._store.set(f"{key}/{self.rank}", text)
-        keys = [f"{key}/{rank}" for rank in range(self.size)]
-        with self._explained():
-            # Loading a model takes one rank longer than another; one that is gone is noticed.
-            while not self._store.check(keys):
-                time.sleep(0.05)
-                self._life.check()
-            texts = [bytes(self._store.get(one)).decode() for one in keys]
-            self._store.add(f"{key}/read", 1)
-            # Rank 0 may keep the store: it must not be gone, having seen a difference, too soon.
-            until = time.monotonic() + _READ_SECONDS
-            while self.rank == 0 and time.monotonic() < until:
-                if self._store.add(f"{key}/read", 0) >= self.size:
-                    break
-                time.sleep(0.01)
-            return texts
+        return self.talk("compare").exchange(text, what=what)
+
+    def talk(self, name: str) -> Talk:
+        """See `Group`."""
+        if name not in self._talks:
+            store = c10d.PrefixStore(f"talk/{name}", self._store)
+            self._talks[name] = Talk(store, life=self._life, rank=self.rank, size=self.size)
+        return self._talks[name]
 
     def check(self) -> None:
         """See `Group`."""

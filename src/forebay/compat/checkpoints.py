@@ -9,13 +9,12 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forebay.checkpoint.disk import RealDisk
-from forebay.checkpoint.folder import CheckpointFolder
-from forebay.checkpoint.reader import Checkpoint
 from forebay.engine.custom_load import load_by_hand
 from forebay.engine.import_state import import_torch_state
-from forebay.engine.restore import Scope, match, restore
-from forebay.engine.saving import CheckpointSaver, Latest, SaveRequest, SaveTiming
+from forebay.engine.load import LoadRequest, find_checkpoint, load_checkpoint
+from forebay.engine.restore import Scope
+from forebay.engine.save_request import Latest, SaveRequest, SaveTiming
+from forebay.engine.saving import CheckpointSaver
 from forebay.engine.schedule_state import check_schedule
 from forebay.engine.sixteen_bit import save_sixteen_bit
 from forebay.engine.snapshot import RunState
@@ -27,11 +26,13 @@ if TYPE_CHECKING:
     from os import PathLike
 
     from forebay.checkpoint.manifest import Manifest
+    from forebay.checkpoint.reader import Checkpoint
     from forebay.compat.steps import MicroSteps
     from forebay.config.resolved import ResolvedConfig
     from forebay.engine.engine import Engine
     from forebay.engine.optimizer import OffloadedOptimizer
-    from forebay.engine.saving import SaveReport
+    from forebay.engine.restore import Match
+    from forebay.engine.save_request import SaveReport
 
 __all__ = ["Checkpoints"]
 
@@ -110,7 +111,6 @@ class Checkpoints:
             CheckpointError: It (or an earlier one beside training) could not be saved; earlier
                 checkpoints are as they were.
         """
-        self._refuse_ranks("save_checkpoint")
         spec = self._config.checkpoint
         request = SaveRequest(
             folder=Path(save_dir),
@@ -207,7 +207,7 @@ class Checkpoints:
         Raises:
             CheckpointError: It is missing, damaged or another model's; nothing was changed.
         """
-        found = CheckpointFolder(Path(load_dir), disk=RealDisk()).find(tag)
+        found = find_checkpoint(self._core, Path(load_dir), tag)
         if found is None:
             _log.warning(
                 "no checkpoint was loaded: there is no file 'latest' in %s; give a tag", load_dir
@@ -234,24 +234,27 @@ class Checkpoints:
         custom_load_fn: Callable[..., Any] | None = None,
     ) -> dict[str, Any]:
         """`load_checkpoint` for a checkpoint's own folder; returns its client_state."""
-        self._refuse_ranks("load_checkpoint")
         self.wait_for_checkpoint()
         everything = load_optimizer_states and not load_module_only
         scheduler = self._steps.scheduler if load_lr_scheduler_states else None
-        with Checkpoint(found) as checkpoint:
-            plan = match(
-                self._core,
-                checkpoint,
-                scope=Scope.EVERYTHING if everything else Scope.WEIGHTS,
-                is_strict=load_module_strict,
-            )
-            manifest = checkpoint.manifest
+
+        def _check(manifest: Manifest) -> None:
             if load_lr_scheduler_states and not load_module_only:
                 check_schedule(scheduler, manifest.scheduler)
-            checkpoint.verify(plan.roles)
-            restore(self._core, checkpoint, plan)
+
+        def _by_hand(checkpoint: Checkpoint, plan: Match) -> None:
             if custom_load_fn is not None:
                 load_by_hand(self._core, checkpoint, plan, by=custom_load_fn)
+
+        if custom_load_fn is not None:
+            self._refuse_ranks("custom_load_fn")
+        request = LoadRequest(
+            scope=Scope.EVERYTHING if everything else Scope.WEIGHTS,
+            is_strict=load_module_strict,
+            check=_check,
+            then=_by_hand,
+        )
+        manifest = load_checkpoint(self._core, found, request)
         self._optimizer.show_steps()
         if not load_module_only:
             self._go_on_from(manifest)

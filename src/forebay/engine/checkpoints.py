@@ -11,17 +11,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 from forebay.checkpoint.disk import RealDisk
 from forebay.checkpoint.folder import CheckpointFolder
-from forebay.checkpoint.reader import Checkpoint
-from forebay.engine.restore import Scope, match, restore
-from forebay.engine.saving import CheckpointSaver, SaveRequest, SaveTiming
+from forebay.engine.load import LoadRequest, find_checkpoint, load_checkpoint
+from forebay.engine.save_request import SaveRequest, SaveTiming
+from forebay.engine.saving import CheckpointSaver
 from forebay.engine.schedule_state import check_schedule
 from forebay.engine.snapshot import RunState
 
 if TYPE_CHECKING:
     from os import PathLike
 
+    from forebay.checkpoint.manifest import Manifest
     from forebay.engine.optimizer import OffloadedOptimizer
-    from forebay.engine.saving import SaveReport
+    from forebay.engine.save_request import SaveReport
     from forebay.engine.schedule_state import HasState
 
 __all__ = ["Checkpoints"]
@@ -117,19 +118,18 @@ class Checkpoints:
             CheckpointError: It is missing, damaged or another model's; nothing was changed.
         """
         self.wait()
-        folder = CheckpointFolder(self._folder, disk=RealDisk())
-        found = folder.find(tag)
+        engine = self._optimizer.engine
+        found = find_checkpoint(engine, self._folder, tag)
         if found is None:
+            folder = CheckpointFolder(self._folder, disk=RealDisk())
             found = next(iter(folder.complete()), None)
         if found is None:
             return None
-        engine = self._optimizer.engine
-        with Checkpoint(found) as checkpoint:
-            plan = match(engine, checkpoint, scope=Scope.EVERYTHING, is_strict=True)
-            manifest = checkpoint.manifest
+
+        def _check(manifest: Manifest) -> None:
             check_schedule(self._scheduler, manifest.scheduler, hint=_HINT)
-            checkpoint.verify(plan.roles)
-            restore(engine, checkpoint, plan)
+
+        manifest = load_checkpoint(engine, found, LoadRequest(check=_check))
         self._optimizer.show_steps()
         if self._scheduler is not None and manifest.scheduler is not None:
             self._scheduler.load_state_dict(manifest.scheduler)

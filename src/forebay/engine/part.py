@@ -23,7 +23,7 @@ from forebay.engine.file_state import FileState
 from forebay.engine.homes import WeightHome
 from forebay.engine.rank_sums import RankSums
 from forebay.engine.state_memory import PartMemory, StateMemory
-from forebay.model.layout import ITEM_BYTES
+from forebay.model.layout import ITEM_BYTES, Segment
 from forebay.optim.master import join, split
 from forebay.plan.placement import MasterLayout, UpdatePlace, WeightPlace
 from forebay.tiers.device import DeviceArena
@@ -309,6 +309,13 @@ class PartStorage:
     def set_state(self, role: str, slot: ParamSlot, value: torch.Tensor) -> None:
         """Write what is held of one parameter's role, given in the form of `view`."""
         self.write(role, self.segments[slot.index].offset, value.detach().reshape(-1))
+
+    def own_segment(self, slot: ParamSlot) -> Segment:
+        """What no other rank answers for of a parameter; offsets are those of the shard."""
+        held = self.segments[slot.index]
+        first = min(max(held.offset, self.own.start), held.end)
+        last = max(first, min(held.end, self.own.end))
+        return Segment(first, last - first, held.start + first - held.offset)
 
     def share(self, value: torch.Tensor, slot: ParamSlot) -> torch.Tensor:
         """What the shard holds of a parameter-shaped tensor (or of that), in the form of `view`."""

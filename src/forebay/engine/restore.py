@@ -7,6 +7,7 @@ written piece by piece. A disk that fails in between closes the engine, as a fai
 from __future__ import annotations
 
 import copy
+import zlib
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Final
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from forebay.engine.engine import Engine
     from forebay.engine.record import ParamRecord
     from forebay.optim.loss_scale import LossScale
+    from forebay.plan.placement import Sharding
 
 __all__ = ["Match", "Scope", "match", "restore", "write_master"]
 
@@ -65,6 +67,28 @@ class Match:
         """What is read."""
         weights = {Role.MASTER, Role.VALUE}
         return frozenset(Role if self.scope is Scope.EVERYTHING else weights)
+
+    def verify(self, checkpoint: Checkpoint, sharding: Sharding) -> None:
+        """Read this rank's share of all bytes and compare checksums; all ranks' shares are all.
+
+        A rank's share of a trained parameter is what no other rank answers for.
+
+        Raises:
+            CheckpointError: A file is damaged.
+        """
+        if sharding.size == 1:
+            checkpoint.verify(self.roles)
+            return
+        own = {id(entry): r.part.own_segment(r.slot) for r, entry in self.trained}
+
+        def _picks(entry: ParameterEntry | None, first: int, last: int) -> bool:
+            mine = own.get(id(entry))
+            if mine is None or entry is None:  # the ranks take turns
+                turn = 0 if entry is None else zlib.crc32(entry.names[0].encode())
+                return (turn + first // _PIECE) % sharding.size == sharding.rank
+            return first < mine.start + mine.elements and mine.start < last
+
+        checkpoint.verify(self.roles, picks=_picks)
 
 
 def match(engine: Engine, checkpoint: Checkpoint, *, scope: Scope, is_strict: bool) -> Match:
@@ -177,7 +201,8 @@ def _check_optimizer(engine: Engine, manifest: Manifest, found: Match, *, what: 
         _take_loss_scale(copy.copy(engine.options.loss_scale), manifest)
     except (TypeError, ValueError, OverflowError) as error:
         raise CheckpointError(f"{what} has an impossible loss scale: {error}") from error
-    _random_of(manifest, {}).check()
+    rank = engine.placement.sharding.rank
+    RandomState.for_rank(rank, plain=manifest.random, tensors=lambda _: None).check()
 
 
 def _take_loss_scale(loss_scale: LossScale, manifest: Manifest) -> None:
@@ -194,11 +219,14 @@ def restore(engine: Engine, checkpoint: Checkpoint, found: Match) -> None:
     Raises:
         CheckpointError: A file cannot be read any more; the engine is closed.
     """
+    sharding = engine.placement.sharding
     random = RandomState()
     if found.scope is Scope.EVERYTHING:
         names = checkpoint.manifest.random_tensors
-        random = _random_of(
-            checkpoint.manifest, {name: checkpoint.random_tensor(name) for name in names}
+        random = RandomState.for_rank(
+            sharding.rank,
+            plain=checkpoint.manifest.random,
+            tensors=lambda name: checkpoint.random_tensor(name) if name in names else None,
         )
         random.check()
     engine.quiesce("load_checkpoint")
@@ -214,7 +242,7 @@ def restore(engine: Engine, checkpoint: Checkpoint, found: Match) -> None:
         raise
     if found.scope is Scope.EVERYTHING:
         _restore_numbers(engine, checkpoint.manifest)
-        random.restore()
+        random.restore(engine.accelerator.device, ranks=sharding.size)
     engine.accelerator.synchronize()
 
 
@@ -239,14 +267,15 @@ def _restore_record(
         record.param.data = shown  # the user had assigned p.data
     role = Role.MASTER if entry.kind is Kind.TRAINED else Role.VALUE
     part.sync_high()
-    for start in range(0, slot.elements, _PIECE):
-        end = min(start + _PIECE, slot.elements)
+    held = record.segment
+    for start in range(held.start, held.start + held.elements, _PIECE):
+        end = min(start + _PIECE, held.start + held.elements)
         master = checkpoint.read(entry, role, start, end).float()
         write_master(record, start, master)
         if scope is Scope.EVERYTHING:
             for moment in _MOMENTS:
                 value = checkpoint.read(entry, moment, start, end)
-                part.write(moment.value, slot.offset + start, value)
+                part.write(moment.value, held.offset + start - held.start, value)
     if scope is Scope.EVERYTHING:
         record.step = entry.step
     record.master_is_loaded = False
@@ -256,17 +285,24 @@ def _restore_record(
 
 
 def write_master(record: ParamRecord, start: int, master: torch.Tensor) -> None:
-    """The fp32 master, in whatever form it is kept, and the working weight: it, rounded."""
-    part = record.part
-    here = slice(record.slot.offset + start, record.slot.offset + start + master.numel())
+    """The fp32 master, in whatever form it is kept, and the working weight: it, rounded.
+
+    Args:
+        record: The parameter.
+        start: The first of its elements; this rank holds the state of all of them.
+        master: fp32, flat.
+    """
+    part, held = record.part, record.segment
+    first = held.offset + start - held.start
+    here = slice(first, first + master.numel())
     if part.low is not None:
         high, low = split(master)
         part.low[here] = low.to(part.low.device)
-        part.weights[here] = high.to(part.weights.device)
+        part.own_weights[here] = high.to(part.weights.device)
         if not part.high_is_weight:
             part.high[here] = high.to(part.high.device)
         return
-    part.weights[here] = round_to(master, part.dtype).to(part.weights.device)
+    part.own_weights[here] = round_to(master, part.dtype).to(part.weights.device)
     if not part.high_is_weight:
         part.write("master", here.start, master)
 
@@ -285,8 +321,3 @@ def _restore_other(tensor: torch.Tensor, entry: ParameterEntry, checkpoint: Chec
                 whole = checkpoint.read(entry, role, 0, entry.elements)
                 tensor.copy_(whole.view(entry.shape))
                 break
-
-
-def _random_of(manifest: Manifest, tensors: dict[str, torch.Tensor]) -> RandomState:
-    plain = {name: manifest.random.get(name) for name in manifest.random}
-    return RandomState(plain, tensors)

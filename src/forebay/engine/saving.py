@@ -5,29 +5,33 @@ into staging, unit by unit in the order of the next update, and other threads wr
 waits for a unit only where it would update what has not been copied yet, so its stall is what the
 copy (or, with less staging than state, the disk) is behind. The forward and backward in between
 read weights and change none.
+
+Over several ranks every one writes what it alone answers for; see `engine.save_files`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import shutil
 import threading
 import time
-from dataclasses import dataclass
-from enum import Enum
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import torch
 
 from forebay.checkpoint.disk import RealDisk
-from forebay.checkpoint.folder import CheckpointFolder, check_tag
-from forebay.checkpoint.manifest import BLOCK_BYTES, MANIFEST
-from forebay.checkpoint.manifest_json import manifest_bytes
-from forebay.checkpoint.writer import PIECE_BYTES, Staging, TensorWriter, plan_files
+from forebay.checkpoint.folder import check_tag
+from forebay.checkpoint.manifest import BLOCK_BYTES
+from forebay.checkpoint.writer import PIECE_BYTES, Staging
+from forebay.comm.together import Together
 from forebay.engine.masters import refresh_master
 from forebay.engine.readers import Readers
+from forebay.engine.save_files import CheckpointFiles
+from forebay.engine.save_request import SaveReport, SaveRequest, SaveTiming, as_checkpoint_error
 from forebay.engine.snapshot import take_snapshot
 from forebay.errors import CheckpointError
 from forebay.hardware.limits import host_ceiling
@@ -36,7 +40,7 @@ from forebay.tiers.ledger import Tier
 from forebay.units_of_measure import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from forebay.checkpoint.disk import Disk
@@ -44,7 +48,7 @@ if TYPE_CHECKING:
     from forebay.engine.engine import Engine
     from forebay.engine.snapshot import RunState, Snapshot
 
-__all__ = ["CheckpointSaver", "Latest", "SaveReport", "SaveRequest", "SaveTiming"]
+__all__ = ["CheckpointSaver"]
 
 _log = logging.getLogger("forebay")
 
@@ -52,60 +56,6 @@ _log = logging.getLogger("forebay")
 _BLOCKS: Final = 6
 # One for each thread that writes.
 _PIECES: Final = 4
-
-
-class SaveTiming(Enum):
-    """Whether saving ends before it returns."""
-
-    AT_ONCE = "at once"
-    BESIDE_TRAINING = "beside training"
-    """See [Note: asynchronous saving]."""
-
-
-class Latest(Enum):
-    """Whether `latest` names the new checkpoint."""
-
-    POINT = "point"
-    LEAVE = "leave"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SaveRequest:
-    """Where and how to save.
-
-    Attributes:
-        folder: The folder of checkpoints.
-        tag: The new one's name.
-        latest: Whether `latest` names it.
-        keep: Complete checkpoints that stay; None keeps all.
-        timing: At once or beside training.
-        staging_bytes: Host memory for copies beside training; None for as much as there is room
-            for, at most the state's size.
-    """
-
-    folder: Path
-    tag: str
-    latest: Latest = Latest.POINT
-    keep: int | None = None
-    timing: SaveTiming = SaveTiming.AT_ONCE
-    staging_bytes: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SaveReport:
-    """What a save took.
-
-    Attributes:
-        nbytes: Bytes of tensors.
-        seconds: From the call to the last rename.
-        stall_seconds: How long training stood still for it.
-        path: The checkpoint.
-    """
-
-    nbytes: int
-    seconds: float
-    stall_seconds: float
-    path: Path
 
 
 class CheckpointSaver:
@@ -124,6 +74,7 @@ class CheckpointSaver:
     def __init__(self, engine: Engine, *, disk: Disk | None = None) -> None:
         self._engine = engine
         self._disk: Disk = RealDisk() if disk is None else disk
+        self._together = Together.of(engine.options.group, "saving", otherwise=CheckpointError)
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self.last: SaveReport | None = None
@@ -138,34 +89,69 @@ class CheckpointSaver:
         """
         self.wait()
         began = time.monotonic()
-        check_tag(request.tag)
-        engine = self._engine
-        engine.quiesce("save_checkpoint")
-        for record in engine.collector.records:
-            refresh_master(record)
-        snapshot = take_snapshot(engine, run)
-        nbytes = sum(source.spec.nbytes for source in snapshot.sources)
-        with _as_checkpoint_error(request):
-            request.folder.mkdir(parents=True, exist_ok=True)
-            _require_room(request.folder, nbytes)
+        what = f"saving checkpoint {request.tag}"
+        snapshot = self._together.run(partial(self._prepare, request, run), what=what)
+        own = sum(source.spec.nbytes for source in snapshot.sources)
+        request, nbytes = self._agree(request, own)
+        room = partial(_require_room, request.folder, nbytes)
+        self._together.first(room, what=what)
         if request.timing is SaveTiming.AT_ONCE:
             with self._staging(_PIECES * PIECE_BYTES, block_bytes=PIECE_BYTES) as staging:
                 path = self._write(snapshot, request, staging=staging, readers=None)
             seconds = time.monotonic() - began
             self.last = SaveReport(nbytes=nbytes, seconds=seconds, stall_seconds=seconds, path=path)
             return
-        self._start(snapshot, request, nbytes=nbytes, began=began)
+        with contextlib.ExitStack() as stack:
+            beside = self._staging(self._staging_bytes(request, own))
+            staging = self._together.run(partial(stack.enter_context, beside), what=what)
+            kept = stack.pop_all()
+        self._start(partial(self._write, snapshot, request, staging=staging), kept, nbytes, began)
+
+    def _prepare(self, request: SaveRequest, run: RunState) -> Snapshot:
+        check_tag(request.tag)
+        engine = self._engine
+        engine.quiesce("save_checkpoint")
+        for record in engine.collector.records:
+            refresh_master(record)
+        with as_checkpoint_error(request):
+            request.folder.mkdir(parents=True, exist_ok=True)
+        return take_snapshot(engine, run)
+
+    def _agree(self, request: SaveRequest, own: int) -> tuple[SaveRequest, int]:
+        """What all ranks save, and how many bytes it is.
+
+        Over ranks a save goes on beside training only where each of them can copy all that it
+        writes: waiting for one rank's disk in a step, the others would run out of time.
+        """
+        together = self._together
+        asked = [request.tag, request.latest.value, request.keep, request.timing.value]
+        fits = together.size == 1 or self._staging_bytes(request, own) >= own
+        texts = together.tell(json.dumps([asked, own, fits]), what="saving a checkpoint")
+        told = [json.loads(text) for text in texts]
+        for rank, (other, _, _) in enumerate(told):
+            if other != told[0][0]:
+                raise CheckpointError(
+                    f"rank {rank} saves a checkpoint with {other} (tag, latest, keep, timing), "
+                    f"rank 0 with {told[0][0]}",
+                    hint="every rank saves at the same point, under the same tag",
+                )
+        if request.timing is SaveTiming.BESIDE_TRAINING and not all(row[2] for row in told):
+            _log.warning(
+                "checkpoint %s is saved at once: a rank has no room for a copy of its %s",
+                request.tag,
+                format_bytes(own),
+            )
+            request = replace(request, timing=SaveTiming.AT_ONCE)
+        return request, sum(row[1] for row in told)
 
     def _start(
-        self, snapshot: Snapshot, request: SaveRequest, *, nbytes: int, began: float
+        self,
+        write: Callable[..., Path],
+        staging: contextlib.ExitStack,
+        nbytes: int,
+        began: float,
     ) -> None:
         readers = Readers(unit.index for unit in self._engine.units)
-        stack = contextlib.ExitStack()
-        staging = stack.enter_context(
-            self._staging(
-                self._room(nbytes) if request.staging_bytes is None else request.staging_bytes
-            )
-        )
         for unit in self._engine.units:
             for part in unit.parts:
                 part.before_change = partial(readers.wait, unit.index)
@@ -173,8 +159,8 @@ class CheckpointSaver:
 
         def work() -> None:
             try:
-                with stack, self._side_stream():
-                    path = self._write(snapshot, request, staging=staging, readers=readers)
+                with staging, self._side_stream():
+                    path = write(readers=readers)
                 self.last = SaveReport(
                     nbytes=nbytes,
                     seconds=time.monotonic() - began,
@@ -197,10 +183,12 @@ class CheckpointSaver:
     def poll(self) -> None:
         """Raise what a save beside training has met, once; waits for nothing.
 
+        Over several ranks `wait` alone raises it, where all of them do.
+
         Raises:
             CheckpointError: It failed; training may go on.
         """
-        if self._thread is not None and not self._thread.is_alive():
+        if self._together.size == 1 and self._thread is not None and not self._thread.is_alive():
             self.wait()
 
     def wait(self) -> None:
@@ -227,42 +215,12 @@ class CheckpointSaver:
         staging: Staging,
         readers: Readers | None,
     ) -> Path:
-        folder = CheckpointFolder(request.folder, disk=self._disk)
-        with _as_checkpoint_error(request):
-            hidden = folder.begin(request.tag)
-            try:
-                writer = TensorWriter(
-                    hidden,
-                    disk=self._disk,
-                    staging=staging,
-                    on_read=None if readers is None else _Progress(snapshot, readers),
-                )
-                named = [
-                    (f"tensors-{index:05d}.safetensors", sources)
-                    for index, sources in enumerate(plan_files(snapshot.sources))
-                ]
-                manifest = snapshot.manifest(writer.write(named))
-                if readers is not None:
-                    snapshot.check_untouched(None)
-                self._write_file(hidden / MANIFEST, manifest_bytes(manifest))
-                path = folder.commit(hidden, tag=request.tag)
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    folder.abandon(hidden)
-                raise
-            if request.latest is Latest.POINT:
-                folder.point_latest(request.tag)
-            if request.keep is not None:
-                folder.keep_newest(request.keep, tag=request.tag)
-        return path
-
-    def _write_file(self, path: Path, data: bytes) -> None:
-        file = self._disk.create(path)
-        try:
-            self._disk.write(file, memoryview(data), at=0)
-            self._disk.sync(file)
-        finally:
-            self._disk.close(file)
+        files = CheckpointFiles(request, disk=self._disk, together=self._together)
+        return files.write(
+            snapshot,
+            staging=staging,
+            on_read=None if readers is None else _Progress(snapshot, readers),
+        )
 
     @contextlib.contextmanager
     def _staging(self, nbytes: int, *, block_bytes: int = BLOCK_BYTES) -> Iterator[Staging]:
@@ -275,13 +233,17 @@ class CheckpointSaver:
         finally:
             reservation.release()
 
-    def _room(self, nbytes: int) -> int:
-        """What a copy of the state may take: half of what is left, at most all of it."""
+    def _staging_bytes(self, request: SaveRequest, nbytes: int) -> int:
+        """For a copy of so many bytes: half of what is left, at most all of it."""
+        if request.staging_bytes is not None:
+            return request.staging_bytes
+        group = self._engine.options.group
+        sharers = 2 if group is None else 2 * group.local_size
         budget = self._engine.ledger.budget(Tier.HOST)
         left = host_ceiling(None).nbytes
         bounds = [nbytes + BLOCK_BYTES * _BLOCKS]
         if left is not None:
-            bounds.append(left // 2)
+            bounds.append(left // sharers)
         if budget is not None:
             bounds.append((budget - self._engine.ledger.bytes(Tier.HOST)) // 2)
         return max(_BLOCKS * BLOCK_BYTES, min(bounds))
@@ -330,14 +292,3 @@ def _require_room(folder: Path, nbytes: int) -> None:
             "left",
             hint="make room, or keep fewer checkpoints",
         )
-
-
-@contextlib.contextmanager
-def _as_checkpoint_error(request: SaveRequest) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise CheckpointError(
-            f"cannot save checkpoint {request.tag} in {request.folder}: "
-            f"{error.strerror or error}; earlier ones are as they were",
-        ) from error

@@ -1,13 +1,14 @@
-"""What a checkpoint of an engine holds: every tensor with the place its bytes come from.
+"""What a rank writes of a checkpoint: every tensor with the place its bytes come from.
 
-Made between two updates, after the barrier. It copies only what training may change before it is
+Each rank writes the slices that it alone answers for, at every stage. Made between two updates,
+after the barrier. It copies only what training may change before it is
 read (buffers, random states); everything else is read from where it lives. It writes nothing.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,14 +16,15 @@ import torch
 
 from forebay import native
 from forebay.checkpoint.header import TensorSpec, dtype_name
-from forebay.checkpoint.manifest import Kind, Manifest, ParameterEntry, Role, Slice, tensor_key
+from forebay.checkpoint.manifest import Kind, Manifest, ParameterEntry, Role, tensor_key
 from forebay.checkpoint.manifest_json import manifest_bytes
+from forebay.checkpoint.portion import Cut, Portion
 from forebay.checkpoint.sources import JoinedSource, ReadSource, TensorSource
 from forebay.engine.random_state import RandomState
 from forebay.errors import CheckpointError, UnsupportedError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable
 
     from torch import nn
 
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from forebay.checkpoint.writer import Written
     from forebay.engine.engine import Engine
     from forebay.engine.record import ParamRecord
+    from forebay.model.layout import Segment
+    from forebay.plan.placement import Sharding
 
 __all__ = ["NamedTensor", "RunState", "Snapshot", "take_snapshot", "untrained_tensors"]
 
@@ -72,25 +76,29 @@ class NamedTensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """A checkpoint that is not written yet.
+    """What one rank is to write of a checkpoint.
 
     Attributes:
-        sources: Every tensor: trained ones by unit in the order of the next update, then others.
+        sources: Its tensors: trained ones by unit in the order of the next update, then others.
+        cuts: Which piece of what each of them is, but for those of generators.
         versions: (unit or None, name, parameter, version) of each, since users can write them.
-        draft: The manifest but for files and slices.
+        draft: The manifest but for files, slices and random states.
+        random: States of random generators.
         random_specs: The tensors of generators.
     """
 
     sources: tuple[Source, ...]
+    cuts: tuple[Cut, ...]
     versions: tuple[tuple[int | None, str, torch.Tensor, int], ...]
     draft: Manifest
+    random: dict[str, Any]
     random_specs: dict[str, TensorSpec]
 
-    def manifest(self, written: Written) -> Manifest:
-        """The manifest, once it is known where everything was written."""
-        entries = tuple(_with_slices(entry, written) for entry in self.draft.parameters)
-        random = {name: (spec, _slice(spec, written)) for name, spec in self.random_specs.items()}
-        return replace(self.draft, files=written.files, parameters=entries, random_tensors=random)
+    def portion(self, written: Written) -> Portion:
+        """What was written, once it is known where."""
+        return Portion.of(
+            written, cuts=self.cuts, random=self.random, random_specs=self.random_specs
+        )
 
     def check_untouched(self, owner: int | None) -> None:
         """Raise CheckpointError when a unit's (or other) parameter was written meanwhile."""
@@ -102,35 +110,78 @@ class Snapshot:
                 )
 
 
-def _with_slices(entry: ParameterEntry, written: Written) -> ParameterEntry:
-    roles = (Role.MASTER, Role.EXP_AVG, Role.EXP_AVG_SQ)
-    whole = Slice(start=0, end=entry.elements, file="", checksums=())
-    return replace(
-        entry,
-        slices={
-            role: (_slice(entry.spec(role, whole), written),)
-            for role in (roles if entry.kind is Kind.TRAINED else (Role.VALUE,))
-        },
-    )
+class _Builder:
+    """Collects what one rank writes."""
 
+    def __init__(self, sharding: Sharding) -> None:
+        self.rank, self.size = sharding.rank, sharding.size
+        self.sources: list[Source] = []
+        self.cuts: list[Cut] = []
+        self._loads = [0] * sharding.size
 
-def _slice(spec: TensorSpec, written: Written) -> Slice:
-    file, checksums = written.places[spec.key]
-    return Slice(start=0, end=spec.elements, file=file, checksums=checksums)
+    def add_trained(self, record: ParamRecord) -> None:
+        """This rank's own slices of a parameter; nothing where it has none."""
+        piece = record.part.own_segment(record.slot)
+        if piece.elements:
+            self._add(record, Role.MASTER, piece, _master_of(record, piece))
+            self._add(record, Role.EXP_AVG, piece, _moment_of(record, piece, Role.EXP_AVG))
+            self._add(record, Role.EXP_AVG_SQ, piece, _moment_of(record, piece, Role.EXP_AVG_SQ))
+
+    def _add(
+        self,
+        record: ParamRecord,
+        role: Role,
+        piece: Segment,
+        make: Callable[[TensorSpec], Source],
+    ) -> None:
+        end = piece.start + piece.elements
+        is_whole = piece.elements == record.slot.elements
+        spec = TensorSpec(
+            key=tensor_key(role, record.label, None if is_whole else (piece.start, end)),
+            dtype="F32",
+            shape=record.slot.shape if is_whole else (piece.elements,),
+        )
+        self.sources.append(make(spec))
+        self.cuts.append(Cut(record.label, role, piece.start, end, spec.key))
+
+    def add_other(self, entry: ParameterEntry, named: NamedTensor) -> None:
+        """A frozen parameter or buffer, written by one of the ranks; buffers by rank 0."""
+        rank = 0
+        if named.kind is Kind.FROZEN:  # to the one that has least to write so far
+            rank = self._loads.index(min(self._loads))
+            self._loads[rank] += named.tensor.nbytes
+        name = entry.names[0]
+        if rank == self.rank and entry.elements:
+            spec = TensorSpec(
+                key=tensor_key(Role.VALUE, name), dtype=entry.dtype, shape=entry.shape
+            )
+            self.sources.append(_other_source(named, spec))
+            self.cuts.append(Cut(name, Role.VALUE, 0, entry.elements, spec.key))
+
+    def add_random(self, random: RandomState) -> dict[str, TensorSpec]:
+        """The tensors of this rank's generators."""
+        specs = {}
+        for name, value in random.tensors.items():
+            specs[name] = TensorSpec(
+                key=tensor_key(Role.RANDOM, name), dtype="U8", shape=tuple(value.shape)
+            )
+            self.sources.append(TensorSource(specs[name], value))
+        return specs
 
 
 def take_snapshot(engine: Engine, run: RunState) -> Snapshot:
-    """Describe everything that a checkpoint holds; call it after the barrier.
+    """Describe what this rank writes of a checkpoint; call it after the barrier.
 
     Raises:
         CheckpointError: Something cannot be saved; names it.
     """
-    sources: list[Source] = []
+    sharding = engine.placement.sharding
+    builder = _Builder(sharding)
     entries: dict[int, ParameterEntry] = {}
     for index in engine._order:
         for record in engine.units[index].records:
             entries[record.index] = _entry_of(record)
-            sources.extend(_sources_of(record))
+            builder.add_trained(record)
     versions: list[tuple[int | None, str, torch.Tensor, int]] = [
         (r.unit, r.label, r.param, r.param._version) for r in engine.collector.records
     ]
@@ -138,17 +189,14 @@ def take_snapshot(engine: Engine, run: RunState) -> Snapshot:
     for named in untrained_tensors(engine.module, engine.collector.records):
         if named.kind is Kind.FROZEN and run.excludes_frozen:
             continue
-        entry, source = _other(named)
-        others.append(entry)
-        sources.append(source)
+        others.append(_other(named))
+        builder.add_other(others[-1], named)
         if named.kind is Kind.FROZEN:
             versions.append((None, named.names[0], named.tensor, named.tensor._version))
-    random = RandomState.capture()
-    random_specs = {}
-    for name, value in random.tensors.items():
-        spec = TensorSpec(key=tensor_key(Role.RANDOM, name), dtype="U8", shape=tuple(value.shape))
-        random_specs[name] = spec
-        sources.append(TensorSource(spec, value))
+    random = RandomState.capture(engine.accelerator.device, ranks=sharding.size).of_rank(
+        sharding.rank
+    )
+    random_specs = builder.add_random(random)
     draft = Manifest(
         files=(),
         parameters=(*(entries[index] for index in sorted(entries)), *others),
@@ -167,7 +215,12 @@ def take_snapshot(engine: Engine, run: RunState) -> Snapshot:
     )
     manifest_bytes(draft)  # a value that is not plain is refused before anything is written
     return Snapshot(
-        sources=tuple(sources), versions=tuple(versions), draft=draft, random_specs=random_specs
+        sources=tuple(builder.sources),
+        cuts=tuple(builder.cuts),
+        versions=tuple(versions),
+        draft=draft,
+        random=random.plain,
+        random_specs=random_specs,
     )
 
 
@@ -182,28 +235,26 @@ def _entry_of(record: ParamRecord) -> ParameterEntry:
     )
 
 
-def _sources_of(record: ParamRecord) -> Iterator[Source]:
-    part, slot, owner = record.part, record.slot, record.unit
-    span = slice(slot.offset, slot.end)
-
-    def spec(role: Role) -> TensorSpec:
-        return TensorSpec(key=tensor_key(role, record.label), dtype="F32", shape=slot.shape)
-
+def _master_of(record: ParamRecord, piece: Segment) -> Callable[[TensorSpec], Source]:
+    part, owner = record.part, record.unit
+    span = slice(piece.offset, piece.end)
     if part.files is not None:
-        for role in (Role.MASTER, Role.EXP_AVG, Role.EXP_AVG_SQ):
-            read = partial(part.read, role.value)
-            yield ReadSource(spec(role), read, first=slot.offset, owner=owner)
-        return
+        return _moment_of(record, piece, Role.MASTER)
     # where the device updated last, the host's mirror of the weight is older than it
-    high = (part.weights if part.high_is_stale else part.high)[span]
+    high = (part.own_weights if part.high_is_stale else part.high)[span]
     if part.low is None:
-        yield TensorSource(spec(Role.MASTER), high, owner=owner)
-    else:
-        yield JoinedSource(
-            spec(Role.MASTER), high, part.low[span], join=native.core().join, owner=owner
-        )
-    yield TensorSource(spec(Role.EXP_AVG), part.exp_avg[span], owner=owner)
-    yield TensorSource(spec(Role.EXP_AVG_SQ), part.exp_avg_sq[span], owner=owner)
+        return partial(TensorSource, value=high, owner=owner)
+    join = native.core().join
+    return partial(JoinedSource, high=high, low=part.low[span], join=join, owner=owner)
+
+
+def _moment_of(record: ParamRecord, piece: Segment, role: Role) -> Callable[[TensorSpec], Source]:
+    part, owner = record.part, record.unit
+    if part.files is not None:
+        read = partial(part.read, role.value)
+        return partial(ReadSource, read=read, first=piece.offset, owner=owner)
+    held = part.read(role.value, piece.offset, piece.end)
+    return partial(TensorSource, value=held, owner=owner)
 
 
 def untrained_tensors(model: nn.Module, records: list[ParamRecord]) -> list[NamedTensor]:
@@ -227,7 +278,7 @@ def untrained_tensors(model: nn.Module, records: list[ParamRecord]) -> list[Name
     ]
 
 
-def _other(named: NamedTensor) -> tuple[ParameterEntry, Source]:
+def _other(named: NamedTensor) -> ParameterEntry:
     value, name = named.tensor.detach(), named.names[0]
     if type(named.tensor.data) is not torch.Tensor or value.layout is not torch.strided:
         raise UnsupportedError(
@@ -235,13 +286,14 @@ def _other(named: NamedTensor) -> tuple[ParameterEntry, Source]:
             hint="save_checkpoint(exclude_frozen_parameters=True) leaves frozen parameters out",
         )
     dtype = dtype_name(value.dtype, what=name)
+    return ParameterEntry(names=named.names, kind=named.kind, shape=tuple(value.shape), dtype=dtype)
+
+
+def _other_source(named: NamedTensor, spec: TensorSpec) -> Source:
+    value = named.tensor.detach()
     if named.kind is Kind.BUFFER:
         value = value.clone()  # a forward may change it while it is still to be written
-    entry = ParameterEntry(
-        names=named.names, kind=named.kind, shape=tuple(value.shape), dtype=dtype
-    )
-    spec = TensorSpec(key=tensor_key(Role.VALUE, name), dtype=dtype, shape=tuple(value.shape))
-    return entry, TensorSource(spec, value.contiguous())
+    return TensorSource(spec, value.contiguous())
 
 
 def _plain_group(group: dict[str, Any]) -> dict[str, Any]:

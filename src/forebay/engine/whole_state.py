@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
+from forebay.comm.collectives import Purpose
+
 if TYPE_CHECKING:
     from forebay.engine.engine import Engine
+    from forebay.engine.part import PartStorage
     from forebay.engine.record import ParamRecord
 
-__all__ = ["take_from_rank", "whole_gradient", "whole_of"]
+__all__ = ["gather_weights", "take_from_rank", "whole_gradient", "whole_of"]
 
 
 def whole_of(engine: Engine, record: ParamRecord, held: torch.Tensor) -> torch.Tensor:
@@ -46,6 +50,28 @@ def whole_gradient(engine: Engine, record: ParamRecord) -> torch.Tensor | None:
             part.ticket.wait()
         held = part.gradient(record.slot)
     return whole_of(engine, record, held.float()) / engine.ranks.departure.ranks
+
+
+def gather_weights(engine: Engine) -> None:
+    """Bring every rank's new slices of weights to all ranks, where each holds them whole.
+
+    Every rank calls it at the same point.
+    """
+    queue = engine.ranks.queue
+    if queue is None:
+        return
+
+    def _gather(part: PartStorage) -> None:
+        queue.collectives.gather(part.weights, part.own_weights, purpose=Purpose.STATE)
+
+    jobs = [
+        queue.submit(partial(_gather, part), what=f"the weights of {unit.name}")
+        for unit in engine.units
+        for part in unit.parts
+        if part.own_weights.numel() != part.weights.numel()
+    ]
+    for job in jobs:
+        job.wait()
 
 
 def take_from_rank(engine: Engine, param: torch.Tensor, *, rank: int) -> None:

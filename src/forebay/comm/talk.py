@@ -1,0 +1,93 @@
+"""Texts that ranks leave for each other in the store they share: any length, no time limit.
+
+For what takes one rank much longer than another, such as loading a model or writing a checkpoint:
+a rank that is gone or has failed is noticed while the others wait; one that is slow is waited for.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from forebay.errors import RankError
+
+if TYPE_CHECKING:
+    from forebay.comm.life import Life
+
+__all__ = ["Talk"]
+
+# Most exchanges find the others there already; a long wait costs the store little.
+_FIRST_LOOK_SECONDS: Final = 0.001
+_LOOK_SECONDS: Final = 0.05
+# How long rank 0, which may keep the store, stays for the others to read.
+_READ_SECONDS: Final = 5.0
+
+
+class Talk:
+    """Exchanges of one purpose, numbered; every rank makes the same ones in the same order.
+
+    Not thread-safe; different purposes do not disturb each other, whatever threads they are in.
+
+    Args:
+        store: `torch.distributed`'s store, under a prefix of this purpose's own.
+        life: Knows whether the others are there.
+        rank: This rank.
+        size: Number of ranks.
+    """
+
+    def __init__(self, store: Any, *, life: Life, rank: int, size: int) -> None:
+        self._store = store
+        self._life = life
+        self.rank = rank
+        self.size = size
+        self._count = 0
+
+    def exchange(self, text: str, *, what: str) -> list[str]:
+        """Every rank's text, by rank; waits until all have come.
+
+        Args:
+            text: This rank's.
+            what: What the ranks do, for messages.
+
+        Raises:
+            RankError: A rank is gone or has failed.
+        """
+        try:
+            return self._exchange(text)
+        except RankError:
+            raise
+        except RuntimeError as error:  # the store's own
+            raise self._life.explain(error, what=what) from error
+
+    def _exchange(self, text: str) -> list[str]:
+        self._count += 1
+        self._store.set(f"{self._count}/{self.rank}", text)
+        keys = self._keys(self._count)
+        pause = _FIRST_LOOK_SECONDS
+        while not self._store.check(keys):
+            time.sleep(pause)
+            pause = min(2 * pause, _LOOK_SECONDS)
+            self._life.check()
+        texts = [bytes(self._store.get(key)).decode() for key in keys]
+        self._store.add(f"{self._count}/read", 1)
+        if self.rank == 0:
+            self._await_readers()
+            self._forget(self._count - 1)
+        return texts
+
+    def _keys(self, count: int) -> list[str]:
+        return [f"{count}/{rank}" for rank in range(self.size)]
+
+    def _await_readers(self) -> None:
+        """Rank 0 may keep the store: it must not end, having read the texts, before the others."""
+        until = time.monotonic() + _READ_SECONDS
+        while time.monotonic() < until:
+            if self._store.add(f"{self._count}/read", 0) >= self.size:
+                return
+            time.sleep(_FIRST_LOOK_SECONDS)
+
+    def _forget(self, count: int) -> None:
+        """All ranks have read these: they have written the next ones."""
+        if count:
+            for key in [*self._keys(count), f"{count}/read"]:
+                self._store.delete_key(key)

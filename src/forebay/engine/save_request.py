@@ -1,0 +1,82 @@
+"""Where and how a checkpoint is saved, and what saving it took."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from forebay.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+__all__ = ["Latest", "SaveReport", "SaveRequest", "SaveTiming", "as_checkpoint_error"]
+
+
+class SaveTiming(Enum):
+    """Whether saving ends before it returns."""
+
+    AT_ONCE = "at once"
+    BESIDE_TRAINING = "beside training"
+    """See `engine.saving`, [Note: asynchronous saving]."""
+
+
+class Latest(Enum):
+    """Whether `latest` names the new checkpoint."""
+
+    POINT = "point"
+    LEAVE = "leave"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveRequest:
+    """Where and how to save.
+
+    Attributes:
+        folder: The folder of checkpoints.
+        tag: The new one's name.
+        latest: Whether `latest` names it.
+        keep: Complete checkpoints that stay; None keeps all.
+        timing: At once or beside training.
+        staging_bytes: Host memory for copies beside training; None for as much as there is room
+            for, at most the state's size.
+    """
+
+    folder: Path
+    tag: str
+    latest: Latest = Latest.POINT
+    keep: int | None = None
+    timing: SaveTiming = SaveTiming.AT_ONCE
+    staging_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveReport:
+    """What a save took.
+
+    Attributes:
+        nbytes: Bytes of tensors, those of all ranks.
+        seconds: From the call to the last rename.
+        stall_seconds: How long training stood still for it on this rank.
+        path: The checkpoint.
+    """
+
+    nbytes: int
+    seconds: float
+    stall_seconds: float
+    path: Path
+
+
+@contextlib.contextmanager
+def as_checkpoint_error(request: SaveRequest) -> Iterator[None]:
+    """Let the file system's errors say which save failed."""
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot save checkpoint {request.tag} in {request.folder}: "
+            f"{error.strerror or error}; earlier ones are as they were",
+        ) from error
