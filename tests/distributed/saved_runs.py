@@ -1,0 +1,177 @@
+"""Training runs on several ranks that save and go on, and what is compared of them."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import forebay
+from distributed.training import digest
+from forebay.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+
+# Rows of a window, for any number of ranks up to four.
+_ROWS = 12
+_NVME = {"device": "nvme", "nvme_path": tempfile.gettempdir(), "buffer_count": 1}
+_OFFLOADS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "cpu": {"offload_optimizer": {"device": "cpu"}},
+    "nvme": {"offload_optimizer": _NVME},
+    "weights": {"offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}},
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """How a run is laid out.
+
+    Attributes:
+        stage: `zero_optimization.stage`.
+        offload: What lies elsewhere: a name of `_OFFLOADS`.
+        units: `zero_optimization.sub_group_size`.
+        precision: "bf16", "fp16" or "" for fp32.
+        beside: `checkpoint.writer.decoupled`.
+        dropout: Drawn from each rank's own generator.
+    """
+
+    stage: int = 2
+    offload: str = "cpu"
+    units: int = 10**9
+    precision: str = "bf16"
+    beside: bool = False
+    dropout: float = 0.1
+
+    def __str__(self) -> str:
+        return f"{self.stage}-{self.offload}-{self.units}-{self.precision}-{self.beside}"
+
+
+class Net(nn.Module):
+    """Odd sizes, fewer elements than ranks, an empty one, a tied, two frozen, a buffer, dropout."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.first = nn.Linear(13, 151)
+        self.middle = nn.Linear(151, 151)
+        self.twin = nn.Linear(151, 151, bias=False)
+        self.twin.weight = self.middle.weight
+        self.fixed = nn.Linear(151, 107)
+        self.fixed.requires_grad_(requires_grad=False)
+        self.drop = nn.Dropout(dropout)
+        self.last = nn.Linear(107, 2)
+        self.empty = nn.Parameter(torch.zeros(0))
+        self.register_buffer("shift", torch.arange(2.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.twin(torch.tanh(self.middle(self.first(x))))
+        return self.last(self.drop(self.fixed(x))) + self.shift
+
+
+def engine_of(run: Run, *, seed: int = 0) -> Any:
+    """A new engine on this rank."""
+    torch.manual_seed(seed)
+    model = Net(run.dropout)
+    config: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": _ROWS // int(os.environ.get("WORLD_SIZE", "1")),
+        "gradient_clipping": 1.0,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-2, "weight_decay": 0.1}},
+        "scheduler": {
+            "type": "WarmupCosineLR",
+            "params": {"total_num_steps": 20, "warmup_num_steps": 3},
+        },
+        "zero_optimization": {
+            "stage": run.stage,
+            "sub_group_size": run.units,
+            **_OFFLOADS[run.offload],
+        },
+        "checkpoint": {"writer": {"decoupled": run.beside}},
+    }
+    if run.precision:
+        config[run.precision] = {"enabled": True}
+    engine, *_ = forebay.initialize(model=model, config=config)
+    torch.manual_seed(seed + engine.global_rank)
+    return engine
+
+
+def go_on(engine: Any, first: int, last: int) -> list[float]:
+    """Steps `[first, last)` on this rank's rows; returns its losses."""
+    losses = []
+    dtype = engine.module.first.weight.dtype
+    for step in range(first, last):
+        rows = torch.randn(_ROWS, 13, generator=torch.Generator().manual_seed(step))
+        share = rows.chunk(engine.world_size)[engine.global_rank].to(dtype)
+        loss = (engine(share).float() - 1.0).square().mean()
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.item())
+    return losses
+
+
+def masters(engine: Any) -> dict[str, torch.Tensor]:
+    """Whole masters and moments, on every rank."""
+    found = {}
+    for name, param in engine.module.named_parameters():
+        if param.requires_grad:
+            found[name] = safe_get_full_fp32_param(param)
+            for key in ("exp_avg", "exp_avg_sq"):
+                found[f"{key} {name}"] = safe_get_full_optimizer_state(param, key)
+    return found
+
+
+def state(engine: Any) -> dict[str, Any]:
+    """Every bit that training depends on."""
+    engine.synchronize()
+    values = masters(engine)
+    records = engine.core.collector.records
+    return {
+        "masters": digest(list(values.values())),
+        "weights": digest(list(engine.module.state_dict().values())),
+        "steps": [record.step for record in records],
+        "counters": (engine.global_steps, engine.micro_steps, engine.global_samples),
+        "lr": engine.get_lr(),
+        "scale": engine.loss_scale,
+    }
+
+
+def save(folder: str, runs: list[Run], saved: int, last: int) -> list[dict[str, Any]]:
+    """Train each, save it under its name, and go on as if nothing had been saved."""
+    results = []
+    for run in runs:
+        with engine_of(run) as engine:
+            before = go_on(engine, 0, saved)
+            engine.save_checkpoint(folder, str(run), client_state={"run": str(run)})
+            at_save = state(engine)
+            after = go_on(engine, saved, last)
+            engine.wait_for_checkpoint()
+            results.append(
+                {"before": before, "at_save": at_save, "after": after, "end": state(engine)}
+            )
+    return results
+
+
+def load(folder: str, tags: list[str], runs: list[Run], last: int) -> list[dict[str, Any]]:
+    """Load every checkpoint into every layout, and go on."""
+    results = []
+    for run in runs:
+        with engine_of(run, seed=5) as engine:
+            go_on(engine, 20, 21)  # whatever it has done before is gone
+            for tag in tags:
+                path, client_state = engine.load_checkpoint(folder, tag)
+                assert path == str(Path(folder) / tag)
+                assert client_state == {"run": tag}
+                loaded = state(engine)
+                after = go_on(engine, engine.global_steps, last)
+                results.append(
+                    {
+                        "run": str(run),
+                        "tag": tag,
+                        "loaded": loaded,
+                        "after": after,
+                        "end": state(engine),
+                    }
+                )
+    return results

@@ -1,0 +1,78 @@
+"""Checkpoints of several ranks: saved in any layout, loaded in any other."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import replace
+
+import pytest
+
+from distributed import ranks, saved_runs
+from distributed.saved_runs import Run
+from forebay.checkpoint.manifest import MANIFEST
+
+_SAVED, _LAST = 3, 5
+_ALL = [
+    Run(stage=stage, offload=offload, units=units)
+    for stage, offload in itertools.product((0, 1, 2, 3), ("none", "cpu", "nvme"))
+    for units in (1, 10**9)
+] + [Run(stage=3, offload="weights"), Run(stage=3, offload="weights", beside=True)]
+# Each stage, offload and unit size at least once.
+_QUICK = [
+    Run(stage=0, offload="cpu"),
+    Run(stage=1, offload="none", units=1),
+    Run(stage=2, offload="nvme", beside=True),
+    Run(stage=3, offload="weights"),
+]
+
+
+def _check(results: list[list[dict]], saved: list[list[dict]], *, same_size: bool) -> None:
+    """Against the run that was never interrupted, on every rank."""
+    for rank, found in enumerate(results):
+        for result in found:
+            what = (result["run"], result["tag"], rank)
+            then = saved[0][0]
+            assert result["loaded"] == then["at_save"], what
+            if same_size:
+                assert result["after"] == saved[rank][0]["after"], what
+                assert result["end"] == then["end"], what
+
+
+def _round(folder, runs: list[Run], sizes: tuple[int, ...]) -> None:
+    tags = [str(run) for run in runs]
+    for size in sizes:
+        place = folder / str(size)
+        saved = ranks.run(size, saved_runs.save, str(place), runs, _SAVED, _LAST, seconds=400)
+        for by_rank in saved:  # layouts of one number of ranks train alike
+            assert all(result == by_rank[0] for result in by_rank)
+        for other in sizes:
+            loaded = ranks.run(other, saved_runs.load, str(place), tags, runs, _LAST, seconds=900)
+            _check(loaded, saved, same_size=size == other)
+
+
+def test_a_few_layouts_on_two_and_three_ranks(tmp_path):
+    _round(tmp_path, _QUICK, (2, 3))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("precision", ["bf16", "fp16", ""])
+def test_every_layout_on_one_to_three_ranks(tmp_path, precision):
+    _round(tmp_path, [replace(run, precision=precision) for run in _ALL], (1, 2, 3))
+
+
+def test_each_rank_writes_its_own_slices_once(tmp_path):
+    saved = ranks.run(3, saved_runs.save, str(tmp_path), [Run(stage=0)], 1, 1)
+    assert len(saved) == 3
+    folder = tmp_path / str(Run(stage=0))
+    names = sorted(item.name for item in folder.iterdir())
+    assert names == [MANIFEST, *(f"rank0000{rank}-00000.safetensors" for rank in range(3))]
+    manifest = json.loads((folder / MANIFEST).read_bytes())
+    middle = next(e for e in manifest["parameters"] if e["names"][0] == "middle.weight")
+    pieces = [(p["start"], p["end"], p["file"]) for p in middle["slices"]["exp_avg"]]
+    assert len(pieces) == 2  # of the third slice of its unit only padding is left
+    assert pieces[0][0] == 0
+    assert pieces[-1][1] == 151 * 151
+    assert [p[0] for p in pieces[1:]] == [p[1] for p in pieces[:-1]]
+    assert len({p[2] for p in pieces}) == 2
