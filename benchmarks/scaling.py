@@ -1,232 +1,277 @@
 """How training scales over ranks: stages and offloads at 1, 2, 4, 8 ranks of one host.
 
-The driver starts torchrun once for each number of ranks; every combination trains in turn in
-those processes, and each rank writes its figures, which the driver puts into one table.
+The driver starts torchrun for each number of ranks and library; the combinations train in turn in
+those processes, each under a time limit. One that outlasts it, or fails, is named in the table
+and costs a new start.
 
     python benchmarks/scaling.py --shape 3b --device cuda --ranks 1,2,4,8 --output results
-    python benchmarks/scaling.py --shape tiny --ranks 1,2,3    # the dry run, over gloo
+    python benchmarks/scaling.py --ranks 1,2,3    # the dry run, over gloo
 
-On GPUs with NVLink multicast it is switched off (NCCL_NVLS_ENABLE=0).
+NVLink multicast stays off (NCCL_NVLS_ENABLE=0).
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
-import platform
-import statistics
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import distributed
+from scaling_worker import parse
 
-SHAPES = {
-    "3b": {"hidden_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 24,
-           "num_key_value_heads": 8, "intermediate_size": 8192, "vocab_size": 128256},
-    "tiny": {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4,
-             "num_key_value_heads": 4, "intermediate_size": 172, "vocab_size": 512},
-}  # fmt: skip
-BATCHES = {"3b": (8, 2048), "tiny": (2, 32)}
+BATCHES = {"nano": (2, 32), "1b": (8, 2048), "3b": (8, 2048)}
+VARIANTS = (
+    "floor,zero1+none,zero2+none,zero3+none,zero1+cpu,zero2+cpu,zero3+cpu,zero3+params,"
+    "deepspeed2+cpu,deepspeed3+params,fsdp2+none,fsdp2+cpu"
+)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """One combination: what is sharded, and what lives on the host."""
+class Driver:
+    """Runs combinations and collects every rank's figures."""
 
-    stage: int
-    offload: str
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.until = time.monotonic() + options.total_seconds
+        self.results: list[dict[str, Any]] = []
+        self.linked: set[int] = set()
 
-    @property
-    def config(self) -> dict[str, Any]:
-        zero: dict[str, Any] = {"stage": self.stage}
-        if self.offload != "none":
-            zero["offload_optimizer"] = {"device": "cpu"}
-        if self.offload == "params":
-            zero["offload_param"] = {"device": "cpu"}
-        return {"zero_optimization": zero}
+    def run(self) -> list[dict[str, Any]]:
+        for count in self.options.ranks:
+            groups: dict[str, list[tuple[int, str]]] = {}
+            for number, name in enumerate(self.options.variants):
+                library = parse(name)[0]
+                groups.setdefault("forebay" if library == "floor" else library, []).append(
+                    (number, name)
+                )
+            for library, cases in groups.items():
+                if library in ("forebay", *self.options.peers_at.get(count, ())):
+                    self._group(count, cases)
+        return self.results
 
+    def _group(self, count: int, cases: list[tuple[int, str]]) -> None:
+        while cases:
+            with tempfile.TemporaryDirectory() as folder:
+                ended = self._start(count, cases, Path(folder))
+                files = sorted(Path(folder).glob("*.json"))
+                found = [json.loads(file.read_text()) for file in files]
+            self.results += [result for result in found if "failure" not in result]
+            done = [c for c in cases if sum(r["variant"] == c[1] for r in found) == count]
+            failures = {r["variant"]: r["failure"] for r in found if "failure" in r}
+            done = [case for case in done if case[1] not in failures]
+            left = [case for case in cases if case not in done]
+            if left:
+                name = left[0][1]
+                why = failures.get(name, ended or "ended without a word")
+                self.results.append({"variant": name, "ranks": count, "failure": why})
+                print(f"{count} ranks, {name}: {why}", file=sys.stderr)
+            cases = left[1:] if time.monotonic() < self.until else []
 
-def cases(stages: list[int], offloads: list[str]) -> list[Case]:
-    """Parameters are offloaded in stage 3 alone."""
-    pairs = [(stage, offload) for stage in stages for offload in offloads]
-    return [Case(stage=s, offload=o) for s, o in pairs if o != "params" or s == 3]
-
-
-def build(shape: str, device: str) -> torch.nn.Module:
-    """A Llama with random weights, the same on every rank."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    values = {**SHAPES[shape], "tie_word_embeddings": True, "max_position_embeddings": 8192}
-    with torch.device("cpu"):
-        model = LlamaForCausalLM(LlamaConfig(**values))
-    model = model.to(torch.bfloat16 if device != "cpu" else torch.float32)
-    model.gradient_checkpointing_enable({"use_reentrant": False})
-    model.config.use_cache = False
-    return model
-
-
-def run_case(case: Case, options: argparse.Namespace) -> dict[str, Any]:
-    """Train; the first step warms up, the last ones are timed."""
-    import forebay
-
-    rows, length = BATCHES[options.shape]
-    model = build(options.shape, options.device)
-    config = {
-        "train_micro_batch_size_per_gpu": rows,
-        "gradient_clipping": 1.0,
-        "optimizer": {"type": "AdamW", "params": {"lr": 1e-5}},
-        **({"bf16": {"enabled": True}} if options.device != "cpu" else {}),
-        **case.config,
-    }
-    engine = forebay.initialize(model=model, config=config)[0]
-    generator = torch.Generator().manual_seed(7 + engine.global_rank)
-    vocabulary = SHAPES[options.shape]["vocab_size"]
-    seconds, update_seconds, losses = [], [], []
-    traffic: dict[str, int] = {}
-    for step in range(options.steps + 1):
-        tokens = torch.randint(vocabulary, (rows, length), generator=generator)
-        tokens = tokens.to(engine.device)
-        before = {lane.value: n for lane, n in engine.core.traffic.items()}
-        began = time.perf_counter()
-        loss = engine(input_ids=tokens, labels=tokens).loss
-        engine.backward(loss)
-        stepped = time.perf_counter()
-        engine.step()
-        if step == options.steps:  # the update alone: nothing of the next forward hides it
-            engine.synchronize()
-            update_seconds.append(time.perf_counter() - stepped)
-        losses.append(float(loss.detach()))
-        if 0 < step < options.steps:
-            seconds.append(time.perf_counter() - began)
-            now = {lane.value: n for lane, n in engine.core.traffic.items()}
-            traffic = {lane: now[lane] - before[lane] for lane in now}
-    queue = engine.core.ranks.queue
-    counts = {} if queue is None else queue.collectives.nbytes
-    result = {
-        **asdict(case),
-        "rank": engine.global_rank,
-        "ranks": engine.world_size,
-        "seconds": statistics.median(seconds),
-        "spread": [min(seconds), max(seconds)],
-        "update_seconds": update_seconds[0],
-        "tokens": rows * length,
-        "down_bytes": traffic.get("down", 0),
-        "up_bytes": traffic.get("up", 0),
-        "rank_bytes": {key.value: n / (options.steps + 1) for key, n in counts.items()},
-        "ledger": {f"{r.tier.value} {r.role.value}": r.nbytes for r in engine.ledger.table()},
-        "device_peak": torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None,
-        "norm": engine.get_global_grad_norm(),
-        "losses": losses,
-    }
-    total = hashlib.sha256()
-    for value in engine.state_dict().values():
-        total.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
-    result["weights"] = total.hexdigest()[:16]
-    engine.close()
-    return result
-
-
-def work(options: argparse.Namespace) -> None:
-    """One rank: all combinations, one after the other."""
-    results = []
-    for case in cases(options.stages, options.offloads):
-        results.append(run_case(case, options))
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
-    rank = os.environ.get("RANK", "0")
-    Path(options.worker, f"rank-{rank}.json").write_text(json.dumps(results))
-    if distributed.is_initialized():
-        distributed.barrier()
-        distributed.destroy_process_group()
-
-
-def start(count: int, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Run `count` ranks; every rank's figures."""
-    with tempfile.TemporaryDirectory() as folder:
+    def _start(self, count: int, cases: list[tuple[int, str]], folder: Path) -> str:
+        """Run torchrun until it ends or a combination outlasts its limit; says which."""
+        options = self.options
+        rows, length = BATCHES[options.shape]
+        work = {
+            "folder": str(folder),
+            "cases": cases,
+            "shape": options.shape,
+            "device": options.device,
+            "steps": options.steps,
+            "host_budget": options.host_budget,
+            "rows": options.rows or rows,
+            "length": length,
+            "links": count not in self.linked,
+        }
+        self.linked.add(count)
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        command += ["--nproc-per-node", str(count), __file__, "--worker", folder]
-        command += ["--shape", options.shape, "--device", options.device]
-        command += ["--steps", str(options.steps)]
-        command += ["--stages", ",".join(map(str, options.stages))]
-        command += ["--offloads", ",".join(options.offloads)]
-        environment = {**os.environ, "NCCL_NVLS_ENABLE": "0"}
+        command += ["--nproc-per-node", str(count)]
+        command += [str(Path(__file__).with_name("scaling_worker.py")), json.dumps(work)]
+        threads = str(max(1, (os.cpu_count() or 1) // count))
+        environment = {**os.environ, "NCCL_NVLS_ENABLE": "0", "OMP_NUM_THREADS": threads}
         if options.device == "cpu":
             environment["CUDA_VISIBLE_DEVICES"] = ""
-        subprocess.run(command, check=True, env=environment)
-        files = sorted(Path(folder).glob("rank-*.json"))
-        return [result for file in files for result in json.loads(file.read_text())]
+        process = subprocess.Popen(command, env=environment, start_new_session=True)
+        # The first one's limit begins when the ranks have met.
+        seen, since = 0, time.monotonic() + options.start_seconds
+        try:
+            while process.poll() is None:
+                time.sleep(0.2)
+                now = len(list(folder.glob("[0-9]*.json")))
+                if now > seen:
+                    seen, since = now, time.monotonic()
+                if time.monotonic() - since > options.limit_seconds:
+                    return f"no end within {options.limit_seconds:.0f} s"
+                if time.monotonic() > self.until:
+                    return f"not within the {options.total_seconds:.0f} s of the whole run"
+            return ""
+        finally:
+            _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """torchrun and its ranks, which are a session of their own."""
+    if process.poll() is None:
+        for sent in (signal.SIGTERM, signal.SIGKILL):
+            os.killpg(process.pid, sent)
+            try:
+                process.wait(3)
+            except subprocess.TimeoutExpired:
+                continue
+            break
 
 
 def table(results: list[dict[str, Any]]) -> str:
-    """One line for each number of ranks and combination; figures of all ranks put together."""
-    lines = [
-        "| ranks | stage | offload | s/step | tokens/s | down GB/s a rank | up GB/s a rank "
-        "| host link GB/s in all | host GB a rank | device GB a rank | update s | weights |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+    """One line for each number of ranks and combination; the slowest rank's seconds."""
+    heads = ("ranks", "variant", "s/step", "tokens/s", "exposed exchange s", "beyond floor s")
+    heads += (
+        "down GB/s",
+        "up GB/s",
+        "both, all ranks",
+        "rank-rank GB a step",
+        "gathers in time",
+        "update s",
+    )
+    heads += ("host GB a rank", "RSS GB", "device GB a rank", "peak GB", "loss", "weights")
+    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+    for count, name in dict.fromkeys((r["ranks"], r["variant"]) for r in results):
+        of = [r for r in results if (r["ranks"], r["variant"]) == (count, name)]
+        if name == "links":
+            continue
+        failure = next((r["failure"] for r in of if "failure" in r), None)
+        cells = [failure] if failure else _cells(of, results)
+        lines.append("| " + " | ".join([str(count), name, *cells]) + " |")
+    return "\n".join(lines)
+
+
+def _cells(of: list[dict[str, Any]], results: list[dict[str, Any]]) -> list[str]:
+    def most(key: str, scale: float = 1.0) -> str:
+        values = [r[key] for r in of if r.get(key) is not None]
+        return f"{max(values) / scale:.3g}" if values else ""
+
+    slowest = max(r["seconds"] for r in of)
+    floors = [r["seconds"] for r in results if r["variant"] == "floor" if "seconds" in r]
+    if not floors:
+        beyond = ""
+    else:
+        same = [
+            r["seconds"]
+            for r in results
+            if (r["variant"], r["ranks"]) == ("floor", of[0]["ranks"]) and "seconds" in r
+        ]
+        beyond = f"{slowest - max(same or floors):.3g}"
+    silent = [r["silent_seconds"] for r in of if "silent_seconds" in r]
+    moved = sum(r.get("down_bytes", 0) + r.get("up_bytes", 0) for r in of)
+    between = max(sum(r.get("rank_bytes", {}).values()) for r in of)
+    return [
+        f"{slowest:.4g}",
+        f"{sum(r['tokens'] for r in of) / slowest:,.0f}",
+        f"{slowest - max(silent):.3g}" if silent else "",
+        beyond,
+        _rate(of, "down"),
+        _rate(of, "up"),
+        f"{moved / slowest / 1e9:.3g}" if moved else "",
+        f"{between / 1e9:.3g}" if between else "",
+        _in_time(of),
+        most("update_seconds"),
+        _ledger(of, "host"),
+        most("host_resident", 1e9),
+        _ledger(of, "device"),
+        most("device_peak", 1e9),
+        f"{sum(r['losses'][-1] for r in of) / len(of):.5f}",
+        _same({r["weights"] for r in of if "weights" in r}),
     ]
-    keys = dict.fromkeys((r["ranks"], r["stage"], r["offload"]) for r in results)
-    for key in keys:
-        of = [r for r in results if (r["ranks"], r["stage"], r["offload"]) == key]
-        slowest = max(r["seconds"] for r in of)
-        down, up = (max(r[f"{way}_bytes"] for r in of) / slowest / 1e9 for way in ("down", "up"))
-        every = sum(r["down_bytes"] + r["up_bytes"] for r in of) / slowest / 1e9
-        host, device = (
-            max(sum(n for name, n in r["ledger"].items() if name.startswith(tier)) for r in of)
-            for tier in ("host", "device")
-        )
-        update = max(r["update_seconds"] for r in of)
-        same = {r["weights"] for r in of}
-        lines.append(
-            f"| {key[0]} | {key[1]} | {key[2]} | {slowest:.4g} "
-            f"| {sum(r['tokens'] for r in of) / slowest:,.0f} | {down:.3g} | {up:.3g} "
-            f"| {every:.3g} "
-            f"| {host / 1e9:.3g} | {device / 1e9:.3g} | {update:.3g} "
-            f"| {same.pop() if len(same) == 1 else 'DIFFER'} |"
-        )
+
+
+def _rate(of: list[dict[str, Any]], way: str) -> str:
+    """While a link is busy; the slowest rank's."""
+    rates = [r[f"{way}_bytes"] / r[f"{way}_busy"] for r in of if r.get(f"{way}_busy")]
+    return f"{min(rates) / 1e9:.3g}" if rates else ""
+
+
+def _ledger(of: list[dict[str, Any]], tier: str) -> str:
+    sums = [
+        sum(n for name, n in r["ledger"].items() if name.startswith(tier))
+        for r in of
+        if "ledger" in r
+    ]
+    return f"{max(sums) / 1e9:.3g}" if sums else ""
+
+
+def _in_time(of: list[dict[str, Any]]) -> str:
+    """Of the uses of weights that are not on the device for good."""
+    counts = [sum(r.get(key, 0) for r in of) for key in ("in_time", "late")]
+    return f"{100 * counts[0] / sum(counts):.0f}%" if sum(counts) else ""
+
+
+def _same(found: set[str]) -> str:
+    return "" if not found else found.pop() if len(found) == 1 else "DIFFER"
+
+
+def links(results: list[dict[str, Any]]) -> str:
+    """What page-locked copies reach while every rank copies."""
+    lines = []
+    for count in dict.fromkeys(r["ranks"] for r in results if r["variant"] == "links"):
+        of = [r for r in results if (r["ranks"], r["variant"]) == (count, "links")]
+        for ways in ("up", "down", "up+down"):
+            rates = [r[ways] / 1e9 for r in of if ways in r]
+            if rates:
+                each = ", ".join(f"{rate:.1f}" for rate in rates)
+                lines.append(f"- {count} ranks, {ways}: {each} GB/s; {sum(rates):.1f} in all")
     return "\n".join(lines)
 
 
 def refuse_different_bits(results: list[dict[str, Any]]) -> None:
-    """At one number of ranks every combination has the same weights."""
-    for count in {r["ranks"] for r in results}:
-        found = {r["weights"] for r in results if r["ranks"] == count}
+    """At one number of ranks every combination of forebay's has the same weights."""
+    for count in sorted({r["ranks"] for r in results}):
+        found = {r["weights"] for r in results if r["ranks"] == count and "weights" in r}
         if len(found) > 1:
             sys.exit(f"{count} ranks ended with {len(found)} different sets of weights: {found}")
 
 
-def main() -> None:
+def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--shape", choices=list(SHAPES), default="tiny")
+    parser.add_argument("--shape", choices=list(BATCHES), default="nano")
     parser.add_argument("--ranks", default="1,2,3")
-    parser.add_argument("--stages", default="1,2,3")
-    parser.add_argument("--offloads", default="none,cpu,params")
-    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--variants", default=VARIANTS)
+    parser.add_argument("--peers-at", help="Ranks at which peers run; all by default.")
+    parser.add_argument("--rows", type=int, help="Rows of one forward on each rank.")
+    parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--host-budget", help="Of the machine, for forebay: 200GB.")
+    parser.add_argument("--limit-seconds", type=float, default=60, help="For each combination.")
+    parser.add_argument("--start-seconds", type=float, default=40, help="For the ranks to meet.")
+    parser.add_argument("--total-seconds", type=float, default=1200, help="For everything.")
     parser.add_argument("--output", type=Path)
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    options.stages = [int(stage) for stage in options.stages.split(",")]
-    options.offloads = options.offloads.split(",")
-    if options.worker:
-        work(options)
-        return
-    results = [r for count in options.ranks.split(",") for r in start(int(count), options)]
-    text = table(results)
+    options.ranks = [int(count) for count in options.ranks.split(",")]
+    options.variants = options.variants.split(",")
+    for name in options.variants:
+        parse(name)
+    at = options.ranks if options.peers_at is None else map(int, options.peers_at.split(","))
+    options.peers_at = dict.fromkeys(at, ("deepspeed", "fsdp2"))
+    return options
+
+
+def main() -> None:
+    options = _options()
+    # The ranks are a session of their own: who ends the driver means them too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    results = Driver(options).run()
+    text = "\n\n".join(part for part in (table(results), links(results)) if part)
     print(text)
     if options.output is not None:
-        name = f"scaling-{options.shape}-{options.device}-torch{torch.__version__.split('+')[0]}"
+        version = torch.__version__.split("+")[0]
+        name = f"scaling-{options.shape}-{options.device}-torch{version}"
+        options.output.mkdir(parents=True, exist_ok=True)
         (options.output / f"{name}.json").write_text(json.dumps(results, indent=1))
-        head = f"`{' '.join(sys.argv)}` on {platform.processor() or platform.machine()}\n\n"
+        machine = torch.cuda.get_device_name() if options.device == "cuda" else "processor cores"
+        head = f"`python {' '.join(sys.argv)}` on {machine}, {os.cpu_count()} cores\n\n"
         (options.output / f"{name}.md").write_text(head + text + "\n")
     refuse_different_bits(results)
 

@@ -39,4 +39,17 @@ def test_a_device_for_each_rank_over_nccl():
     if count < 2:
         pytest.skip(f"needs two GPUs, there is {count}")
     recipes = _recipes(Recipe(device="cuda", backend="nccl"))
-    _assert_same(ranks.run(min(count, 4), training.train_all, recipes, seconds=250))
+    by_rank = ranks.run(min(count, 4), training.train_all, recipes, seconds=250)
+    _assert_same(by_rank)
+    over_gloo = replace(recipes[0], backend="gloo")
+    assert (
+        ranks.run(min(count, 4), training.train, over_gloo)[0]["weights"]
+        == by_rank[0][0]["weights"]
+    )
+
+
+def test_one_process_over_nccl_trains_as_one_without_a_group():
+    (alone,) = ranks.run(1, training.train_all, [Recipe(device="cuda", stage=0)])
+    recipes = [Recipe(device="cuda", backend="nccl", stage=stage) for stage in (1, 3)]
+    (over_nccl,) = ranks.run(1, training.train_all, recipes)
+    _assert_same([alone + over_nccl])

@@ -148,14 +148,14 @@ def train(recipe: Recipe) -> dict[str, object]:
         norms.append(optimizer.last_grad_norm)
     optimizer.synchronize()
     seconds = time.monotonic() - began
-    engine = optimizer.engine
+    engine, queue = optimizer.engine, optimizer.engine.ranks.queue
     result = {
         "losses": losses,
         "seconds": seconds,
         "slept": getattr(group, "slept_seconds", 0.0),
         "norms": norms,
         "weights": digest(list(model.state_dict().values())),
-        "bytes": {key.value: count for key, count in engine.ranks.queue.collectives.nbytes.items()},
+        "bytes": {} if queue is None else {k.value: n for k, n in queue.collectives.nbytes.items()},
         "steps": [record.step for record in engine.collector.records],
         "ledger": {f"{r.tier.value} {r.role.value}": r.nbytes for r in engine.ledger.table()},
     }

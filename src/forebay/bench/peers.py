@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from forebay.bench.spec import StepSpec
     from forebay.engine import Engine
 
-__all__ = ["DECAY", "RATE", "peer"]
+__all__ = ["DECAY", "RATE", "peer", "shard_fully"]
 
 RATE = 1e-5
 DECAY = 0.01
@@ -109,17 +109,37 @@ def _deepspeed_config(spec: StepSpec, stage: int) -> dict[str, Any]:
     }
 
 
+def shard_fully(model: Any, *, device: str, offload: bool) -> None:
+    """Apply FSDP2 over all ranks: every layer a group, bf16 computation on a GPU.
+
+    Args:
+        model: A Llama in fp32.
+        device: "cuda" or "cpu".
+        offload: Whether parameters, gradients and state live on the host.
+    """
+    fsdp: Any = importlib.import_module("torch.distributed.fsdp")
+    ranks: Any = importlib.import_module("torch.distributed")
+    computes = torch.bfloat16 if device == "cuda" else torch.float32
+    how = {
+        "mesh": ranks.init_device_mesh(device, (ranks.get_world_size(),)),
+        "mp_policy": fsdp.MixedPrecisionPolicy(param_dtype=computes, reduce_dtype=torch.float32),
+    }
+    if offload:
+        how["offload_policy"] = fsdp.CPUOffloadPolicy(pin_memory=device == "cuda")
+    for layer in model.model.layers:
+        fsdp.fully_shard(layer, **how)
+    fsdp.fully_shard(model, **how)
+
+
 class _FullyShard:
     """FSDP2 of one rank: parameters, gradients and state in fp32 on the host."""
 
     def __init__(self, spec: StepSpec, model: nn.Module) -> None:
-        fsdp: Any = importlib.import_module("torch.distributed.fsdp")
         ranks: Any = importlib.import_module("torch.distributed")
-        on_gpu = spec.device == "cuda"
         if not ranks.is_initialized():
             # Norms of gradients on the host are reduced there.
             ranks.init_process_group(
-                "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
+                "cpu:gloo,cuda:nccl" if spec.device == "cuda" else "gloo",
                 store=ranks.HashStore(),
                 rank=0,
                 world_size=1,
@@ -127,17 +147,7 @@ class _FullyShard:
         self.engine: Engine | None = None
         self._accumulation, self._clip = spec.accumulation, spec.clip
         trained: Any = model.float()
-        mesh = ranks.init_device_mesh(spec.device, (1,))
-        how = {
-            "mesh": mesh,
-            "mp_policy": fsdp.MixedPrecisionPolicy(
-                param_dtype=torch.bfloat16, reduce_dtype=torch.float32
-            ),
-            "offload_policy": fsdp.CPUOffloadPolicy(pin_memory=on_gpu),
-        }
-        for layer in trained.model.layers:
-            fsdp.fully_shard(layer, **how)
-        fsdp.fully_shard(trained, **how)
+        shard_fully(trained, device=spec.device, offload=True)
         self._model = trained
         self._params = list(model.parameters())
         self._optimizer = torch.optim.AdamW(self._params, lr=RATE, weight_decay=DECAY, fused=True)

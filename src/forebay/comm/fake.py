@@ -1,6 +1,7 @@
-"""A slow group on purpose: collectives take the time that a link of some bandwidth would.
+"""Groups that are slow or silent on purpose.
 
-A missing overlap then shows as seconds, and a missing wait as wrong bits.
+In `SlowGroup` a missing overlap shows as seconds, and a missing wait as wrong bits. Beside
+`StillGroup`, where ranks exchange nothing, what exchanges add to a step's time shows.
 """
 
 from __future__ import annotations
@@ -14,40 +15,20 @@ if TYPE_CHECKING:
     from forebay.comm.group import Group
     from forebay.comm.talk import Talk
 
-__all__ = ["SlowGroup"]
+__all__ = ["SlowGroup", "StillGroup"]
 
 
-class SlowGroup:
-    """Another group behind a slow link.
+class _Wrapped:
+    """Another group, whatever becomes of its exchanges of data.
 
     Args:
-        inner: Carries the bytes.
-        seconds: What each exchange of data takes longer; handshakes take no longer.
-
-    Attributes:
-        slept_seconds: All delays so far.
+        inner: The group.
     """
 
-    def __init__(self, inner: Group, *, seconds: float) -> None:
+    def __init__(self, inner: Group) -> None:
         self._inner = inner
-        self._seconds = seconds
-        self.slept_seconds = 0.0
         self.rank, self.size = inner.rank, inner.size
         self.local_rank, self.local_size = inner.local_rank, inner.local_size
-
-    def _delay(self) -> None:
-        time.sleep(self._seconds)
-        self.slept_seconds += self._seconds
-
-    def all_to_all(self, received: torch.Tensor, sent: torch.Tensor) -> None:
-        """See `Group`; late."""
-        self._inner.all_to_all(received, sent)
-        self._delay()
-
-    def all_gather(self, received: torch.Tensor, sent: torch.Tensor) -> None:
-        """See `Group`; late."""
-        self._inner.all_gather(received, sent)
-        self._delay()
 
     def tell(self, values: torch.Tensor, *, what: str) -> torch.Tensor:
         """See `Group`."""
@@ -72,3 +53,49 @@ class SlowGroup:
     def close(self) -> None:
         """See `Group`."""
         self._inner.close()
+
+
+class StillGroup(_Wrapped):
+    """Ranks that still agree on what they do, and send no data: each gets its own back.
+
+    For timing alone; what is trained with it is of no use.
+    """
+
+    def all_to_all(self, received: torch.Tensor, sent: torch.Tensor) -> None:
+        """See `Group`."""
+        received.copy_(sent)
+
+    def all_gather(self, received: torch.Tensor, sent: torch.Tensor) -> None:
+        """See `Group`."""
+        received.view(self.size, -1).copy_(sent.view(1, -1).expand(self.size, -1))
+
+
+class SlowGroup(_Wrapped):
+    """Another group behind a slow link.
+
+    Args:
+        inner: Carries the bytes.
+        seconds: What each exchange of data takes longer; handshakes take no longer.
+
+    Attributes:
+        slept_seconds: All delays so far.
+    """
+
+    def __init__(self, inner: Group, *, seconds: float) -> None:
+        super().__init__(inner)
+        self._seconds = seconds
+        self.slept_seconds = 0.0
+
+    def _delay(self) -> None:
+        time.sleep(self._seconds)
+        self.slept_seconds += self._seconds
+
+    def all_to_all(self, received: torch.Tensor, sent: torch.Tensor) -> None:
+        """See `Group`; late."""
+        self._inner.all_to_all(received, sent)
+        self._delay()
+
+    def all_gather(self, received: torch.Tensor, sent: torch.Tensor) -> None:
+        """See `Group`; late."""
+        self._inner.all_gather(received, sent)
+        self._delay()
