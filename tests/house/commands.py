@@ -69,6 +69,21 @@ COMMANDS: dict[str, Run | ContinuousIntegration | Covered] = {
     "forebay bench step --micro-batch 2,4,8,16 --variants floor,none,r0,deepspeed3@8+16": Covered(
         "tests/unit/test_bench_runs.py::test_step_command_in_small"
     ),
+    "forebay bench step --size 7b --device-budget 12GB --variants streamed+1+0+offload --steps 5": (
+        Covered("tests/unit/test_bench_streamed.py::test_weights_on_the_host_cross_twice_an_update")
+    ),
+    "forebay bench step --size 19b --variants streamed+2+0.53+host --micro-batch 1 --steps 3": (
+        Covered("tests/unit/test_bench_streamed.py::test_half_of_the_parameters_stay")
+    ),
+    "forebay bench step --size 8k --variants device,device+offload --steps 5": Covered(
+        "tests/unit/test_bench_streamed.py::test_any_variant_may_keep_activations_on_the_host"
+    ),
+    "forebay bench step --size 32k --variants device,device+offload --micro-batch 4 --steps 4": (
+        Covered(
+            "tests/unit/test_bench_streamed.py::"
+            "test_frozen_shapes_train_what_is_beside_their_matrices"
+        )
+    ),
     "forebay bench reads --variants r0,r50": Covered(
         "tests/unit/test_bench_runs.py::test_reads_command_in_small"
     ),

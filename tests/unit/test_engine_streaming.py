@@ -21,7 +21,7 @@ from forebay.observe.recording import record
 from forebay.plan import Lane, WeightPlace
 from forebay.tiers.ledger import Role, Tier
 from unit.engine_cases import adamw, loss_of, offloaded, run, same, weights
-from unit.streaming_cases import AWAY, BLOCK, RESIDENT, deep, inputs, step
+from unit.streaming_cases import AWAY, BLOCK, RESIDENT, deep, inputs, no_hooks_are_left, step
 
 
 @pytest.mark.parametrize("blocks_in_pool", [2, 3, 6])
@@ -291,4 +291,4 @@ def test_after_closing_the_model_is_an_ordinary_one_on_the_host():
     x = inputs(1)[0]
     assert torch.equal(model(x), twin(x))
     assert type(model[0]._parameters) is dict
-    assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+    assert no_hooks_are_left()

@@ -17,7 +17,7 @@ from forebay.errors import (
 )
 from forebay.links import FaultScript
 from unit.engine_cases import adamw, loss_of, offloaded, run, same, weights
-from unit.streaming_cases import AWAY, BLOCK, RESIDENT, deep, inputs, step
+from unit.streaming_cases import AWAY, BLOCK, RESIDENT, deep, inputs, no_hooks_are_left, step
 
 
 def test_a_forward_that_raises_leaves_nothing_held():
@@ -36,7 +36,7 @@ def test_a_forward_that_raises_leaves_nothing_held():
             assert step(model, optimizer, x) == step(twin, other, x)
         pool = optimizer.engine.streaming.residency.pool
         assert not pool._held
-        assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+        assert no_hooks_are_left()
 
 
 def test_a_device_without_memory_is_an_error_and_nothing_is_lost():

@@ -8,9 +8,11 @@
 * `planned`: forebay as it comes. `synchronous`: the same, finishing within `step()`.
 * `streamed`: weights on the host, state as in `r0`; `streamed+P`: with P GB of the device for
   weights instead of what they need at least; `streamed+P+R`: with the first share R of the
-  parameters, state and weights, on the device for good. `+offload` at the end keeps the boundary
-  activations of checkpointed layers on the host too.
+  parameters, state and weights, on the device for good. `+host` after these updates the others
+  on the host alone.
 * `mix+R+S`: the first share R of the parameters resident, the next share S streamed.
+* Any of these with `+offload` at the end keeps the boundary activations of checkpointed layers on
+  the host too.
 * `deepspeed2`, `deepspeed3`, `fsdp2`: other libraries; see `forebay.bench.peers`.
 """
 
@@ -23,7 +25,7 @@ import torch
 
 from forebay.bench.peers import DECAY, RATE, peer
 from forebay.bench.spec import SHAPES
-from forebay.bench.streamed import SPLIT_STATE_BYTES, RandomWeights, Streamed
+from forebay.bench.streamed import OFFLOAD, SPLIT_STATE_BYTES, RandomWeights, Streamed
 from forebay.engine import EngineOptions, offload_with
 from forebay.engine.options import ActivationPlace, Timing
 from forebay.errors import ConfigError
@@ -89,6 +91,9 @@ def build_model(spec: StepSpec) -> nn.Module:
         rotary = model.model.rotary_emb
         model.model.rotary_emb = type(rotary)(config=config)
         mark_origin(model, RandomWeights(spec.device))
+    if shape.frozen:
+        for param in model.model.layers.parameters():
+            param.requires_grad_(param.ndim == 1)
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     trained: nn.Module = model.train()
     return trained
@@ -149,19 +154,20 @@ class _NoOffload(_Passes):
 class _Forebay(_Passes):
     def __init__(self, spec: StepSpec, model: nn.Module, *, rates: Rates | None) -> None:
         super().__init__(spec, model)
-        source = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=DECAY)
+        trained = [param for param in model.parameters() if param.requires_grad]
+        source = torch.optim.AdamW(trained, lr=RATE, weight_decay=DECAY)
         streamed = Streamed.of(spec.variant)
+        offloads = spec.variant.endswith(OFFLOAD)
+        variant = spec.variant.removesuffix(OFFLOAD)
         options = EngineOptions(
             device=spec.device,
             clip_norm=spec.clip,
-            update={"device": UpdatePlace.DEVICE, "host": UpdatePlace.HOST}.get(spec.variant),
-            places=_places(spec.variant, rates=rates, backwards=spec.accumulation),
+            update={"device": UpdatePlace.DEVICE, "host": UpdatePlace.HOST}.get(variant),
+            places=_places(variant, rates=rates, backwards=spec.accumulation),
             weights=WeightPlace.DEVICE if streamed is None else WeightPlace.HOST,
             pool_bytes=None if streamed is None else streamed.pool_bytes,
-            activations=ActivationPlace.DEVICE
-            if streamed is None or not streamed.offloads
-            else ActivationPlace.HOST,
-            timing=Timing.SYNCHRONOUS if spec.variant == "synchronous" else Timing.DEFERRED,
+            activations=ActivationPlace.HOST if offloads else ActivationPlace.DEVICE,
+            timing=Timing.SYNCHRONOUS if variant == "synchronous" else Timing.DEFERRED,
             backwards=spec.accumulation,
             threads=spec.threads,
             host_budget=spec.host_budget,
@@ -187,9 +193,14 @@ def _places(
         def _budgeted(model: ModelSpec) -> Sequence[UpdatePlace]:
             # A streamed variant counts parameters: a resident one has its state of 10 bytes beside
             # its weight (split masters).
-            item = STATE_BYTES if Streamed.of(variant) is None else SPLIT_STATE_BYTES
+            streamed = Streamed.of(variant)
+            item = STATE_BYTES if streamed is None else SPLIT_STATE_BYTES
             resident = int(share * item * model.elements)
-            return choose_places(model, rates=rates, resident_bytes=resident, backwards=backwards)
+            chosen = choose_places(model, rates=rates, resident_bytes=resident, backwards=backwards)
+            if streamed is None or not streamed.updates_on_host:
+                return chosen
+            stays = UpdatePlace.DEVICE
+            return [one if one is stays else UpdatePlace.HOST for one in chosen]
 
         return _budgeted
     name, *numbers = variant.split("+")
@@ -218,6 +229,7 @@ def _places(
 
 def resident_share(variant: str) -> float | None:
     """The share of the state that a variant keeps on the device; None where it states none."""
+    variant = variant.removesuffix(OFFLOAD)
     streamed = Streamed.of(variant)
     if streamed is not None:
         return streamed.resident

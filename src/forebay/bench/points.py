@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from forebay.bench.device_memory import at_rest, peaks, reset_peaks
+from forebay.bench.forecasts import forecast_of
+from forebay.bench.spec import WARM_UP
+from forebay.bench.traffic import Counters
 from forebay.observe.breakdown import break_down
 from forebay.observe.perfetto import write_trace
 from forebay.observe.picture import draw
@@ -40,11 +43,16 @@ def _point(training: Training, micro_batch: int) -> dict[str, Any]:
     training.settle()
     reset_peaks(spec.device)
     batches = training.batches(micro_batch, spec.sequence)
+    engine = training.runner.engine
+    counters: Counters | None = None
     seconds, losses = [], []
     for number in range(spec.steps):
+        if number == WARM_UP and engine is not None:
+            counters = Counters(engine)
         took, loss = training.step(batches, number)
         seconds.append(took)
         losses.append(loss)
+    moved = {} if counters is None else counters.per_update(spec.steps - WARM_UP)
     training.wait()
     result: dict[str, Any] = {
         "micro_batch": micro_batch,
@@ -52,11 +60,19 @@ def _point(training: Training, micro_batch: int) -> dict[str, Any]:
         "seconds": seconds,
         "losses": [float(loss) for loss in losses],
         **peaks(spec.device),
+        **moved,
         **training.about(),
     }
+    if engine is not None:
+        result |= forecast_of(
+            spec,
+            engine.placement,
+            micro_batch=micro_batch,
+            frozen_bytes=sum(p.nbytes for p in training.model.parameters() if not p.requires_grad),
+        )
     if spec.variant == "floor":
         result |= _passes(training, batches[0])
-    elif training.runner.engine is not None:
+    elif engine is not None:
         result |= _watch(training, batches)
     return result | at_rest(training)
 

@@ -8,16 +8,22 @@ from enum import Enum
 from typing import Any
 
 from forebay.errors import ConfigError
+from forebay.model.shape import ModelShape
 
-__all__ = ["MARK", "SHAPES", "Shape", "StepSpec", "Task"]
+__all__ = ["MARK", "SHAPES", "WARM_UP", "Shape", "StepSpec", "Task"]
 
 # Begins the line on which a contestant's process says what it found.
 MARK = "RESULT "
+# The first two steps warm up allocators, kernels and the order of units.
+WARM_UP = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """A Llama shape."""
+    """A Llama shape; where `frozen`, layers' matrices are not trained.
+
+    Their state would not fit, and forward and backward pass through them all the same.
+    """
 
     hidden: int
     layers: int
@@ -26,6 +32,21 @@ class Shape:
     feed_forward: int
     vocabulary: int
     tied: bool
+    frozen: bool = False
+
+    def planned(self, name: str) -> ModelShape:
+        """The same for the planner."""
+        return ModelShape(
+            name=name,
+            layers=self.layers,
+            hidden=self.hidden,
+            heads=self.heads,
+            kv_heads=self.kv_heads,
+            head_dim=self.hidden // self.heads,
+            ffn=self.feed_forward,
+            vocab=self.vocabulary,
+            tied=int(self.tied),
+        )
 
 
 def _tied(hidden: int, layers: int, *, heads: int, kv_heads: int, feed_forward: int) -> Shape:
@@ -70,6 +91,18 @@ SHAPES = {
     "18b": _large(6144, 40, heads=48, feed_forward=16384),
     # Wide and shallow, for the cost of moving activations.
     "8k": _large(8192, 8, heads=64, feed_forward=22016),
+    "32k": Shape(
+        hidden=32768,
+        layers=4,
+        heads=256,
+        kv_heads=256,
+        feed_forward=88064,
+        vocabulary=4096,
+        tied=True,
+        frozen=True,
+    ),
+    # Small units, so that device and host can be filled to within a few gigabytes.
+    "19b": _large(4096, 93, heads=32, feed_forward=11008),
     "20b": _large(6144, 44, heads=48, feed_forward=16384),
 }
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from forebay.bench.contestants import resident_share
 from forebay.bench.floor import floor_of
 from forebay.bench.process import ceilings, run_alone
-from forebay.bench.spec import SHAPES
+from forebay.bench.spec import SHAPES, WARM_UP
 from forebay.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,10 +22,7 @@ if TYPE_CHECKING:
     from forebay.bench.spec import StepSpec
     from forebay.hardware.profile import Profile
 
-__all__ = ["WARM_UP", "Entry", "StepBench", "bench_step"]
-
-# The first two steps warm up allocators, kernels and the order of units.
-WARM_UP = 2
+__all__ = ["Entry", "StepBench", "bench_step"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,6 +164,7 @@ def bench_step(
     progress: Callable[[str], None] = lambda _text: None,
     keep: Callable[[StepBench], None] = lambda _found: None,
     limit_seconds: float = 600.0,
+    profile: Profile | None = None,
 ) -> StepBench:
     """Run every contestant.
 
@@ -176,6 +174,7 @@ def bench_step(
         progress: Told who runs, and of each result.
         keep: Given what was found so far after each contestant: a run of an hour may be cut off.
         limit_seconds: A contestant that takes longer has not finished.
+        profile: The machine's ceilings where they are known; None measures them first.
 
     Raises:
         ConfigError: A contestant is given a size that the run does not have.
@@ -183,8 +182,9 @@ def bench_step(
     """
     entries = [Entry.parse(text) for text in variants]
     sizes = [entry.within(spec.micro_batches) for entry in entries]
-    progress("the machine's ceilings")
-    profile = ceilings(spec.device, limit_seconds=limit_seconds)
+    if profile is None:
+        progress("the machine's ceilings")
+        profile = ceilings(spec.device, limit_seconds=limit_seconds)
     results: list[dict[str, Any]] = []
     failures: list[tuple[str, str]] = []
     found = StepBench(spec=spec, profile=profile, results=(), failures=())

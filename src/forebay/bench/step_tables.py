@@ -6,13 +6,13 @@ import statistics
 from typing import TYPE_CHECKING, Any
 
 from forebay.bench.device_memory import allocator_settings, foretold
-from forebay.bench.step import WARM_UP
+from forebay.bench.spec import WARM_UP
 from forebay.bench.tables import Table, gigabytes
 
 if TYPE_CHECKING:
     from forebay.bench.step import StepBench
 
-__all__ = ["memory_table", "step_table"]
+__all__ = ["memory_table", "step_table", "traffic_table"]
 
 _DEEPSPEED = "deepspeed"
 
@@ -195,3 +195,58 @@ def _beyond(measured: int | None, said: int | None) -> str:
     if not measured or said is None:
         return ""
     return f"{100 * (measured - said) / measured:+.1f}"
+
+
+def traffic_table(found: StepBench) -> Table:
+    """What forebay's variants move, and what the planner says of them beside what was measured."""
+    ours = [one for one in found.results if "up_bytes" in one]
+    return Table(
+        title="Traffic, and the planner's forecast",
+        head=(
+            "tokens",
+            "variant",
+            "up GB",
+            "up B/param",
+            "down GB",
+            "weights in time %",
+            "activations down GB",
+            "of full speed at 1 GB/s",
+            "device GB",
+            "forecast",
+            "host GB",
+            "forecast",
+            "s/step",
+            "forecast",
+            "set-up s",
+        ),
+        rows=tuple(_traffic_row(one) for one in ours),
+        notes=(
+            f"Bytes per update, by the engine's counters after {WARM_UP} warm-up steps; device is "
+            "the allocator's peak of reserved bytes, host the process's peak of resident memory.",
+            "Of full speed at 1 GB/s: what the step would keep of its speed if activations went "
+            "down and came up over such a link without overlap (ZeRO-Infinity's efficiency).",
+        ),
+    )
+
+
+def _traffic_row(one: dict[str, Any]) -> tuple[str, ...]:
+    seconds = statistics.median(one["seconds"][WARM_UP:])
+    in_time, moved = one.get("weights_in_time"), one["activations_bytes"]
+    said = one.get("forecast_seconds")
+    return (
+        str(one["tokens"]),
+        one["variant"],
+        f"{one['up_bytes'] / 1e9:.2f}",
+        f"{one['up_bytes'] / one['parameters']:.2f}",
+        f"{one['down_bytes'] / 1e9:.2f}",
+        "" if in_time is None else f"{100 * in_time:.1f}",
+        f"{moved / 1e9:.2f}",
+        f"{seconds / (seconds + 2 * moved / 1e9):.2f}" if moved else "",
+        gigabytes(one.get("device_reserved_bytes")),
+        gigabytes(one.get("forecast_device_bytes")),
+        gigabytes(one["host_peak_bytes"]),
+        gigabytes(one.get("forecast_host_bytes")),
+        f"{seconds:.3f}",
+        "" if said is None else f"{said:.3f}",
+        f"{one.get('setup_seconds', 0):.0f}",
+    )

@@ -12,7 +12,10 @@ from forebay.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["SPLIT_STATE_BYTES", "RandomWeights", "Streamed"]
+__all__ = ["OFFLOAD", "SPLIT_STATE_BYTES", "RandomWeights", "Streamed"]
+
+# Ends the name of a variant whose boundary activations wait on the host.
+OFFLOAD = "+offload"
 
 # Two moments and the low half of the master.
 SPLIT_STATE_BYTES = 10
@@ -22,17 +25,17 @@ _DEVIATION = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Streamed:
-    """What a variant `streamed[+P[+R]][+offload]` asks for.
+    """What a variant `streamed[+P[+R]][+host]` asks for.
 
     Attributes:
         pool_bytes: Device bytes for weights; 0 for what is needed at least.
         resident: Share of the parameters whose state and weights stay on the device.
-        offloads: Whether boundary activations wait on the host.
+        updates_on_host: Whether the others' state never visits the device.
     """
 
     pool_bytes: int = 0
     resident: float = 0.0
-    offloads: bool = False
+    updates_on_host: bool = False
 
     @classmethod
     def of(cls, variant: str) -> Streamed | None:
@@ -41,20 +44,20 @@ class Streamed:
         Raises:
             ConfigError: Its numbers are none.
         """
-        name, *rest = variant.split("+")
+        name, *rest = variant.removesuffix(OFFLOAD).split("+")
         if name != "streamed":
             return None
-        offloads = rest[-1:] == ["offload"]
-        numbers = rest[:-1] if offloads else rest
+        on_host = rest[-1:] == ["host"]
+        numbers = rest[:-1] if on_host else rest
         try:
             pool, resident = (float(number) for number in [*numbers, *["0", "0"][len(numbers) :]])
         except ValueError as error:
             raise ConfigError(
                 f"variant {variant!r} is not known",
                 hint="streamed, streamed+4 (GB of weights on the device), streamed+4+0.5 (and half "
-                "of the parameters resident), each with +offload",
+                "of the parameters resident), each with +host and +offload",
             ) from error
-        return cls(pool_bytes=int(pool * 1e9), resident=resident, offloads=offloads)
+        return cls(pool_bytes=int(pool * 1e9), resident=resident, updates_on_host=on_host)
 
 
 class RandomWeights:

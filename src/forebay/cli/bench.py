@@ -20,6 +20,7 @@ from forebay.cli.bench_words import (
 
 if TYPE_CHECKING:
     from forebay.bench.step import StepBench
+    from forebay.bench.tables import Table
 
 __all__ = ["bench"]
 
@@ -37,8 +38,9 @@ _Json = Annotated[bool, typer.Option("--json", help="Print raw numbers instead o
 _WHO = (
     "Contestants in turn, separated by commas: floor, none, planned, host, device, synchronous, "
     "r0 ... r100 (percent of the state that stays on the device), streamed (weights on the host; "
-    "+P: P GB of the device for them; +P+R: the first share R resident; +offload: activations on "
-    "the host too), mix+R+S, deepspeed2, deepspeed3, fsdp2."
+    "+P: P GB of the device for them; +P+R: the first share R resident; +host: the others' state "
+    "never visits), mix+R+S, each with +offload (activations on the host too), deepspeed2, "
+    "deepspeed3, fsdp2."
 )
 _Variants = Annotated[
     str,
@@ -46,7 +48,9 @@ _Variants = Annotated[
 ]
 _OwnVariants = Annotated[str, typer.Option(help="forebay's variants in turn, as in bench step.")]
 _AnyVariants = Annotated[str, typer.Option(help="Contestants in turn, as in bench step.")]
-_Size = Annotated[str, typer.Option(help="Llama shape: nano, tiny, 1b, 3b, 7b, 8k, 13b, 18b, 20b.")]
+_Size = Annotated[
+    str, typer.Option(help="Llama shape: nano, tiny, 1b, 3b, 7b, 8k, 32k, 13b, 18b, 19b, 20b.")
+]
 _Micro = Annotated[int, typer.Option("--micro-batch", help="Rows of one forward.", min=1)]
 _Micros = Annotated[
     str,
@@ -74,6 +78,12 @@ _Timeline = Annotated[
         "and {tokens} in it are replaced. Default: none."
     ),
 ]
+_Profile = Annotated[
+    Path | None,
+    typer.Option(
+        help="The machine's ceilings, as forebay probe --output writes them. Default: measured now."
+    ),
+]
 _Limit = Annotated[float, typer.Option(help="Seconds after which a contestant is given up.")]
 _Elements = Annotated[int, typer.Option(help="Parameters of one pass.", min=1)]
 _Repeats = Annotated[int, typer.Option(help="Rounds.", min=1)]
@@ -98,6 +108,7 @@ def step(  # noqa: PLR0913 - one parameter an option
     host_budget: _Budget = None,
     device_budget: _DeviceBudget = None,
     timeline: _Timeline = "",
+    profile: _Profile = None,
     limit_seconds: _Limit = 600.0,
     output: _Output = None,
     as_json: _Json = False,
@@ -108,7 +119,11 @@ def step(  # noqa: PLR0913 - one parameter an option
     """
     from forebay.bench.spec import StepSpec
     from forebay.bench.step import bench_step
-    from forebay.bench.step_tables import memory_table, step_table
+    from forebay.bench.step_tables import memory_table, step_table, traffic_table
+    from forebay.hardware.profile import read_profile
+
+    def _tables(found: StepBench) -> list[Table]:
+        return [step_table(found), memory_table(found), traffic_table(found)]
 
     spec = StepSpec(
         variant="floor",
@@ -127,7 +142,7 @@ def step(  # noqa: PLR0913 - one parameter an option
     name = f"step-{size}-{'-to-'.join(map(str, spec.token_range))}-tokens"
 
     def _keep(found: StepBench) -> None:
-        write([step_table(found), memory_table(found)], found.as_dict(), name=name, output=output)
+        write(_tables(found), found.as_dict(), name=name, output=output)
 
     found = bench_step(
         spec,
@@ -135,8 +150,9 @@ def step(  # noqa: PLR0913 - one parameter an option
         progress=progress,
         keep=_keep,
         limit_seconds=limit_seconds,
+        profile=None if profile is None else read_profile(profile),
     )
-    show([step_table(found), memory_table(found)], found.as_dict(), json=as_json)
+    show(_tables(found), found.as_dict(), json=as_json)
     return 0 if found.results else 1
 
 

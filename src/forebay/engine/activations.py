@@ -8,7 +8,6 @@ activation would be there at once.
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any
@@ -169,9 +168,12 @@ class ActivationStore:
         self._idle.clear()
 
 
-def is_kept_by_checkpoint() -> bool:
-    """Whether the caller's caller was called by `torch.utils.checkpoint` to save an input."""
-    frame: FrameType | None = sys._getframe(2)
+def is_kept_by_checkpoint(frame: FrameType | None) -> bool:
+    """Whether `torch.utils.checkpoint` saves an input of a region.
+
+    Args:
+        frame: Whoever called for the tensor to be saved.
+    """
     for _ in range(2):
         if frame is None:
             return False

@@ -2,20 +2,26 @@
 
 [Note: hooks on top] Autograd asks only the innermost pair of hooks. These are pushed around every
 module's forward, so that they are it; whatever lies underneath (checkpointing, `save_on_cpu`) gets
-every tensor that is not a streamed weight. Without anything underneath a tensor is kept as torch
-keeps it: detached, so that a node does not own itself, and with its version, which torch does not
-check where there are hooks.
+every tensor that is not a streamed weight. Torch does not say what lies underneath. So a tensor
+that is not ours is saved once more by a node of our own (`_Keeper`) while our hooks are taken off:
+autograd then asks what is underneath, as it would have done. If those are our own hooks of the
+module around, that is remembered, and the next tensor goes past them at once. Where nothing lies
+underneath a tensor is kept as torch keeps it: detached, so that a node does not own itself, and
+with its version, which torch does not check where there are hooks.
 """
 
 from __future__ import annotations
 
+import sys
+import threading
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.autograd.graph import disable_saved_tensors_hooks, saved_tensors_hooks
 
 from forebay.engine.activations import KeptActivation, is_kept_by_checkpoint
-from forebay.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -37,14 +43,66 @@ class _Saved:
         self.unit = unit
 
 
+class _Keeper(torch.autograd.Function):
+    """A node that saves a tensor under the hooks in force, and is never run."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(tensor)
+        return anchor.new_empty(0)
+
+
 class _Underneath:
-    """What other hooks made of a tensor."""
+    """What other hooks made of a tensor; `node` is the output of the `_Keeper` that holds it."""
 
-    __slots__ = ("packed", "unpack")
+    __slots__ = ("node",)
 
-    def __init__(self, packed: Any, unpack: Callable[[Any], torch.Tensor]) -> None:
-        self.packed = packed
-        self.unpack = unpack
+    def __init__(self, node: torch.Tensor) -> None:
+        self.node = node
+
+    def give(self) -> torch.Tensor:
+        tensor: torch.Tensor
+        (tensor,) = self.node.grad_fn.saved_tensors  # type: ignore[union-attr]
+        return tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Ground:
+    """What lies under hooks of ours.
+
+    Attributes:
+        depth: How many of ours lie on it.
+        is_bare: Whether it is nothing.
+    """
+
+    depth: int
+    is_bare: bool
+
+
+class _Level:
+    """One pair of our hooks on the stack of a thread; what is under it stays while it is there."""
+
+    __slots__ = ("ground", "hooks")
+
+    def __init__(self) -> None:
+        self.hooks: Any = None
+        self.ground: _Ground | None = None
+
+
+class _Thread(threading.local):
+    """A thread's own hooks, outermost first."""
+
+    def __init__(self) -> None:
+        self.levels: list[_Level] = []
+        # The one of ours that was asked last, and whether Python called for the tensor that it
+        # was asked with to be kept by a checkpoint.
+        self.heard: _Level | None = None
+        self.is_kept: bool | None = None
+
+    def take_heard(self) -> _Level | None:
+        """The one that was asked last, and from now on nobody."""
+        heard, self.heard = self.heard, None
+        return heard
 
 
 class SavedWeights:
@@ -54,9 +112,6 @@ class SavedWeights:
         units: Every unit.
         activations: Takes what checkpointing keeps; None leaves it where it is.
         use: Called with the unit of a weight that a node of the backward is about to use.
-
-    Raises:
-        UnsupportedError: This torch cannot tell which hooks are in force.
     """
 
     def __init__(
@@ -66,14 +121,10 @@ class SavedWeights:
         activations: ActivationStore | None,
         use: Callable[[Unit], None],
     ) -> None:
-        if not hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks"):
-            raise UnsupportedError(
-                f"parameters on the host need a newer torch than {torch.__version__}",
-                hint="install torch 2.8 or later, or leave offload_param out",
-            )
         self._use = use
         self._activations = activations
-        self._pushed: list[Callable[[torch.Tensor], Any]] = []
+        self._own = _Thread()
+        self._anchor = torch.empty(0, requires_grad=True)
         self._unit_of = {
             storage._cdata: unit
             for unit in units
@@ -84,37 +135,89 @@ class SavedWeights:
 
     def push(self) -> None:
         """Put the hooks on top of those in force; the calling thread's alone."""
-        below = torch._C._autograd._top_saved_tensors_default_hooks(True)  # noqa: FBT003
-        pack = partial(self._pack, below)
-        torch._C._autograd._push_saved_tensors_default_hooks(pack, self._unpack)
-        self._pushed.append(pack)
+        level = _Level()
+        level.hooks = saved_tensors_hooks(partial(self._pack, level), self._unpack)
+        level.hooks.__enter__()
+        self._own.levels.append(level)
 
     def pop(self) -> None:
         """Undo the last `push`."""
-        torch._C._autograd._pop_saved_tensors_default_hooks()
-        self._pushed.pop()
+        self._own.levels.pop().hooks.__exit__(None, None, None)
 
     @property
-    def are_on_top(self) -> bool:
-        """Whether they hear of what the calling thread saves now."""
-        top = torch._C._autograd._top_saved_tensors_default_hooks(True)  # noqa: FBT003
-        return bool(self._pushed) and top is not None and top[0] is self._pushed[-1]
+    def are_pushed(self) -> bool:
+        """Whether they hear of what modules that run in the calling thread save now."""
+        return bool(self._own.levels)
 
-    def _pack(self, below: Any, tensor: torch.Tensor) -> _Saved | _Underneath | KeptActivation:
+    def _pack(self, level: _Level, tensor: torch.Tensor) -> _Saved | _Underneath | KeptActivation:
+        own = self._own
         unit = self._unit_of.get(_storage_of(tensor))
-        if unit is None and below is not None:
-            pack, unpack = below
-            return _Underneath(pack(tensor), unpack)
-        store = self._activations
-        if unit is None and store is not None and _is_forward() and is_kept_by_checkpoint():
-            kept = store.keep(tensor)
+        if unit is not None:
+            return _Saved(tensor, unit)
+        own.heard = level
+        if level.ground is not None and not level.ground.is_bare:
+            return self._save_underneath(level, level.ground.depth, tensor)
+        is_kept = own.is_kept
+        if is_kept is None and self._activations is not None:
+            is_kept = _is_forward() and is_kept_by_checkpoint(sys._getframe(1))
+        if level.ground is None:
+            found = self._look(level, tensor, is_kept=is_kept)
+            if found is not None:
+                return found
+        if is_kept and self._activations is not None:
+            kept = self._activations.keep(tensor)
             if kept is not None:
                 return kept
-        return _Saved(tensor, unit)
+        return _Saved(tensor, None)
+
+    def _look(
+        self, level: _Level, tensor: torch.Tensor, *, is_kept: bool | None
+    ) -> _Underneath | None:
+        """Find out what lies under a level, with a tensor that has to be saved anyway.
+
+        Returns:
+            The tensor as it was saved there; None where there is nothing.
+        """
+        own = self._own
+        level.hooks.__exit__(None, None, None)
+        try:
+            if _nothing_is_pushed():
+                level.ground = _Ground(1, is_bare=True)
+                return None
+            own.take_heard()
+            own.is_kept = is_kept
+            found = self._save(tensor)
+            heard = own.take_heard()
+        finally:
+            own.is_kept = None
+            level.hooks.__enter__()
+        if heard is None or heard.ground is None:
+            level.ground = _Ground(1, is_bare=False)
+        else:
+            level.ground = _Ground(heard.ground.depth + 1, is_bare=heard.ground.is_bare)
+        own.heard = level
+        return found
+
+    def _save_underneath(self, level: _Level, depth: int, tensor: torch.Tensor) -> _Underneath:
+        """Let the hooks under `depth` of ours save a tensor, of which `level` is the innermost."""
+        at = self._own.levels.index(level) + 1
+        mine = self._own.levels[at - depth : at]
+        for one in reversed(mine):
+            one.hooks.__exit__(None, None, None)
+        try:
+            return self._save(tensor)
+        finally:
+            for one in mine:
+                one.hooks.__enter__()
+
+    def _save(self, tensor: torch.Tensor) -> _Underneath:
+        with torch.enable_grad():
+            node: torch.Tensor = _Keeper.apply(self._anchor, tensor)  # type: ignore[no-untyped-call]
+        return _Underneath(node)
 
     def _unpack(self, saved: _Saved | _Underneath | KeptActivation) -> torch.Tensor:
         if isinstance(saved, _Underneath):
-            return saved.unpack(saved.packed)
+            return saved.give()
         if isinstance(saved, KeptActivation):
             assert self._activations is not None
             return self._activations.give(saved)
@@ -127,6 +230,15 @@ class SavedWeights:
                 f"version {saved.tensor._version}; expected version {saved.version} instead"
             )
         return saved.tensor
+
+
+def _nothing_is_pushed() -> bool:
+    """Whether no saved-tensor hooks are in force: torch refuses to turn off those that are."""
+    try:
+        with disable_saved_tensors_hooks("there are some"):
+            return True
+    except RuntimeError:
+        return False
 
 
 def _is_forward() -> bool:

@@ -207,7 +207,7 @@ class StreamingHooks:
         if unit is None or torch.compiler.is_compiling():
             return
         in_backward = torch._C._current_graph_task_id() >= 0
-        if in_backward and torch.is_grad_enabled() and not self._saved.are_on_top:
+        if in_backward and torch.is_grad_enabled() and not self._saved.are_pushed:
             # A checkpointed function, not a module: nobody will tell when backward uses this.
             if id(param) not in self._pinned:
                 self._residency.hold(unit)

@@ -1,0 +1,80 @@
+"""What the planner says of a step benchmark's contestant, to stand beside what was measured.
+
+The placement is the engine's own; its program is simulated with the rates of the same run.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from forebay.bench.spec import SHAPES
+from forebay.errors import ConfigError
+from forebay.hardware.profile import Profile
+from forebay.model.layout import ITEM_BYTES
+from forebay.plan.activations import activations, peak_bytes
+from forebay.plan.compute import compute_seconds
+from forebay.plan.memory import backlog_bytes, forecast
+from forebay.plan.placement import UpdatePlace
+from forebay.plan.program import build_program
+from forebay.plan.simulate import simulate
+from forebay.plan.workload import Workload
+
+if TYPE_CHECKING:
+    from forebay.bench.spec import StepSpec
+    from forebay.plan.placement import Placement
+
+__all__ = ["forecast_of"]
+
+
+def forecast_of(
+    spec: StepSpec, placement: Placement, *, micro_batch: int, frozen_bytes: int
+) -> dict[str, float]:
+    """Bytes by tier and, where the machine's rates are known, seconds of a step.
+
+    Args:
+        spec: The work; blocks are recomputed.
+        placement: Where everything lives.
+        micro_batch: Rows of one forward.
+        frozen_bytes: Bytes of weights on the device that are not trained.
+    """
+    shape = SHAPES[spec.size].planned(spec.size)
+    work = Workload(micro_batch=micro_batch, accumulation=spec.accumulation, sequence=spec.sequence)
+    placed = {"device": 0, "host": 0}
+    for (tier, _), nbytes in forecast(placement).items():
+        placed[tier] = placed.get(tier, 0) + nbytes
+    found, kept = activations(shape, work), _kept_gradients(placement)
+    passing = sum(peak_bytes(found, gradients=kept + backlog_bytes(placement)))
+    return {
+        "forecast_device_bytes": placed["device"] + passing + frozen_bytes,
+        "forecast_host_bytes": placed["host"],
+    } | _seconds(spec, placement, work)
+
+
+def _kept_gradients(placement: Placement) -> int:
+    """Bytes of gradients that wait on the device for the update there."""
+    return sum(
+        ITEM_BYTES[part.dtype] * part.elements
+        for unit in placement.units
+        if unit.update is UpdatePlace.DEVICE
+        for part in unit.layout.parts
+    )
+
+
+def _seconds(spec: StepSpec, placement: Placement, work: Workload) -> dict[str, float]:
+    if not spec.profile:
+        return {}
+    profile = Profile.from_dict(json.loads(spec.profile), source="this run's profile")
+    shape = SHAPES[spec.size].planned(spec.size)
+    try:
+        compute = compute_seconds(shape, workload=work, profile=profile)
+    except ConfigError:  # the processor has no rate for 16-bit products
+        return {}
+    order = range(len(placement.units))
+    if len(order) != len(compute.forward):
+        return {}
+    program = build_program(placement, order=order)
+    ran = simulate(
+        program, placement=placement, rates=profile.rates(), compute=compute, order=order
+    )
+    return {"forecast_seconds": ran.step_seconds}
