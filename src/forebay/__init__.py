@@ -25,6 +25,7 @@ from forebay.errors import (
     ForebayWarning,
     GradientError,
     PendingWeightError,
+    StateAwayError,
     StorageError,
     TransferError,
     UnsupportedError,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from forebay import zero as zero
     from forebay.compat.api import add_config_arguments, initialize
     from forebay.compat.distributed import init_distributed
+    from forebay.compat.states import OffloadDeviceEnum, OffloadStateTypeEnum
     from forebay.engine.checkpoints import Checkpoints
     from forebay.engine.offload import offload
     from forebay.engine.save_request import SaveTiming
@@ -52,8 +54,11 @@ __all__ = [
     "ForebayError",
     "ForebayWarning",
     "GradientError",
+    "OffloadDeviceEnum",
+    "OffloadStateTypeEnum",
     "PendingWeightError",
     "SaveTiming",
+    "StateAwayError",
     "StorageError",
     "TransferError",
     "UnsupportedError",
@@ -67,6 +72,8 @@ __all__ = [
 # Where each name that needs torch lives.
 _LAZY = {
     "Checkpoints": "forebay.engine.checkpoints",
+    "OffloadDeviceEnum": "forebay.compat.states",
+    "OffloadStateTypeEnum": "forebay.compat.states",
     "SaveTiming": "forebay.engine.save_request",
     "add_config_arguments": "forebay.compat.api",
     "init_distributed": "forebay.compat.distributed",

@@ -10,6 +10,7 @@
     |-- EngineClosedError (RuntimeError)  the engine is closed, by the user or by a failure
     |-- TransferError (also OSError)      a copy, disk access or worker failed during an update
     |-- RankError (also RuntimeError)     a rank is gone, has failed, or does something else
+    |-- StateAwayError (RuntimeError)     state that is needed has left by offload_states()
     |-- StorageError (also OSError)       a folder for state on NVMe is missing, read-only or full
     `-- CheckpointError (also ValueError) a checkpoint cannot be written, is missing, incomplete or
                                           not what it says
@@ -31,6 +32,7 @@ __all__ = [
     "GradientError",
     "PendingWeightError",
     "RankError",
+    "StateAwayError",
     "StorageError",
     "TransferError",
     "UnsupportedError",
@@ -84,6 +86,10 @@ class TransferError(ForebayError, OSError):
 
 class RankError(ForebayError, RuntimeError):
     """Another rank is gone, has failed, or does something else than this one."""
+
+
+class StateAwayError(ForebayError, RuntimeError):
+    """State that is needed has left the device by `offload_states()`."""
 
 
 class StorageError(ForebayError, OSError):

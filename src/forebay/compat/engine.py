@@ -12,6 +12,7 @@ from forebay.compat.checkpoints import Checkpoints
 from forebay.compat.loader import make_loader
 from forebay.compat.not_yet import NOT_YET, refusal
 from forebay.compat.progress import Progress
+from forebay.compat.states import StateOffload
 from forebay.compat.steps import MicroSteps
 from forebay.errors import UnsupportedError
 
@@ -85,6 +86,8 @@ class TrainingEngine:
         self.save_checkpoint, self.load_checkpoint = saved.save_checkpoint, saved.load_checkpoint
         self.wait_for_checkpoint = saved.wait_for_checkpoint
         self.import_torch_state = saved.import_torch_state
+        moves = StateOffload(core)
+        self.offload_states, self.reload_states = moves.offload_states, moves.reload_states
         self.save_16bit_model = self.save_fp16_model = saved.save_16bit_model
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

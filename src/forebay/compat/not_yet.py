@@ -11,7 +11,6 @@ if TYPE_CHECKING:
 
 __all__ = ["NOT_YET", "refusal"]
 
-_PLACED = "state is placed once, by zero_optimization.offload_optimizer"
 _COMPILE = "compile the model's blocks with torch.compile before initialize"
 _MICRO_STEPS = "call engine(batch), engine.backward(loss) and engine.step() for each micro-batch"
 # Method to what to do instead.
@@ -19,9 +18,7 @@ NOT_YET: Final = {
     "compile": _COMPILE,
     "eval_batch": _MICRO_STEPS,
     "get_wall_clock_timers": "measure with torch.profiler",
-    "offload_states": _PLACED,
     "register_compile_pass": _COMPILE,
-    "reload_states": _PLACED,
     "train_batch": _MICRO_STEPS,
 }
 

@@ -11,7 +11,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from forebay.engine.unit import Unit, WeightState
-from forebay.errors import EngineClosedError, GradientError, RankError, TransferError
+from forebay.errors import (
+    EngineClosedError,
+    GradientError,
+    RankError,
+    StateAwayError,
+    TransferError,
+)
 from forebay.links.observer import Moment
 
 if TYPE_CHECKING:
@@ -20,6 +26,7 @@ if TYPE_CHECKING:
     from forebay.engine.streamer import Streamer
     from forebay.engine.unit import NanSource
     from forebay.links.lanes import Lanes
+    from forebay.tiers.ledger import Role
 
 __all__ = ["FAILED_HINT", "Barrier"]
 
@@ -52,6 +59,13 @@ class Barrier:
         self._closed: str | None = None
         # From the first early update of a window to its step: some weights are old, some new.
         self.held = False
+        # Roles whose memory has left the device until `reload_states()`.
+        self.away: set[Role] = set()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the engine is closed, for whatever reason."""
+        return self._closed is not None
 
     def refuse_closed(self, reason: str = "this call") -> None:
         """Raise EngineClosedError when the engine is closed."""
@@ -70,6 +84,7 @@ class Barrier:
         if unit.state is not WeightState.PENDING:
             return
         self.refuse_closed(f"unit {unit.name}")
+        self.refuse_away(f"weights of unit {unit.name}")
         if unit.updated:
             self._refuse_held(f"weights of unit {unit.name}")
         try:
@@ -103,10 +118,16 @@ class Barrier:
             EngineClosedError: The engine failed earlier.
             TransferError: It fails now.
         """
+        self.refuse_away(reason)
+        self.drain(reason)
+
+    def drain(self, reason: str) -> None:
+        """As `quiesce`, for who does not need what is away."""
         self.refuse_closed(reason)
         self._refuse_held(reason)
         for unit in self._units:
-            self.make_ready(unit)
+            if not self.away:
+                self.make_ready(unit)
         self._forget_visits()
         try:
             self._lanes.drain()
@@ -116,6 +137,16 @@ class Barrier:
         self._lanes.accelerator.synchronize()
         self._lanes.mark(Moment.IDLE)
         self._lanes.reap()
+
+    def refuse_away(self, reason: str) -> None:
+        """Raise StateAwayError while state has left the device."""
+        if self.away:
+            gone = ", ".join(sorted(role.value for role in self.away))
+            raise StateAwayError(
+                f"{reason}: {gone} {'has' if len(self.away) == 1 else 'have'} left the device by "
+                "offload_states()",
+                hint="call reload_states() first",
+            )
 
     def _refuse_held(self, reason: str) -> None:
         """Raise GradientError between the first early update and the step that confirms it."""

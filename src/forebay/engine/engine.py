@@ -7,7 +7,6 @@ It composes; each part does its own work. Both public faces (`forebay.offload` a
 from __future__ import annotations
 
 import weakref
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +15,6 @@ from forebay import native
 from forebay.accelerators.select import accelerator_for
 from forebay.engine.barrier import Barrier
 from forebay.engine.build import (
-    accumulation_for,
     build_units,
     core_share,
     move_the_rest,
@@ -38,6 +36,7 @@ from forebay.engine.pool_room import with_pool
 from forebay.engine.ranks import connect_ranks, queue_of
 from forebay.engine.refusals import refuse_strangers, refuse_taken
 from forebay.engine.room import DeviceRoom
+from forebay.engine.state_moves import StateMoves
 from forebay.engine.step import StepOutcome, Stepper
 from forebay.engine.streamer import Streamer
 from forebay.engine.streaming import Streaming
@@ -51,7 +50,6 @@ from forebay.model.origin import origin_of
 from forebay.optim.device_math import math_for
 from forebay.optim.rule import AdamRule
 from forebay.plan.memory import backlog_bytes
-from forebay.plan.placement import Accumulation
 from forebay.plan.program import build_program
 
 if TYPE_CHECKING:
@@ -77,6 +75,7 @@ class Engine:
 
     Attributes:
         ledger: Every byte that forebay placed.
+        moves: Brings state off the device between phases, and back.
         page_locking: Locks what crosses the link, in the background; None where nothing is.
         terms: What the coming update is made with; its `clip_norm` may be set at any time.
         skipped_steps: Steps that changed nothing since a gradient was not finite.
@@ -226,7 +225,9 @@ class Engine:
             program=build_program(self.placement, order=self._order),
             expected=self.placement.backwards_per_update,
         )
-        self.streaming.residency.is_last_backward = lambda: self.collector.window.will_be_last
+        residency = self.streaming.residency
+        self.moves = StateMoves(parts, residency=residency, settle=self.settle_masters)
+        residency.is_last_backward = lambda: self.collector.window.will_be_last
         self._stepper = Stepper(
             self.collector,
             executor=self._executor,
@@ -252,6 +253,7 @@ class Engine:
     def receive_gradient(self, record: ParamRecord, param: torch.Tensor) -> None:
         """Autograd produced a gradient of a trained parameter."""
         self._barrier.refuse_closed("backward")
+        self.moves.refuse_gradients()
         self.streaming.gradient_arrived(record.param)
         self.collector.receive(record, param)
 
@@ -270,6 +272,7 @@ class Engine:
         """
         self.collector.window.bury_dead()
         self._barrier.refuse_closed("step()")
+        self._barrier.refuse_away("step()")
         self.lanes.mark(Moment.STEP_BEGIN)
         self._hooks.learn()
         refuse_strangers(self.groups, known=self._by_param)
@@ -309,20 +312,7 @@ class Engine:
         Raises:
             BudgetError: The wide landing places do not fit; the plan stays as it was.
         """
-        options = replace(self.options, backwards=count)
-        accumulation = accumulation_for(options)
-        if accumulation is not Accumulation.SINGLE:
-            self.quiesce("a change of the accumulation steps")
-            for unit in self.units:
-                for part in unit.parts:
-                    part.prepare_sums()
-        for unit in self.units:
-            unit.accumulation = accumulation
-        self.placement = replace(
-            self.placement, accumulation=accumulation, backwards_per_update=count
-        )
-        self.collector.window.expected = count
-        self.collector.program = build_program(self.placement, order=self._order)
+        self._learned.expect(self, count)
 
     def zero_grad(self) -> None:
         """Discard the window's gradients and begin a new one."""
@@ -366,8 +356,11 @@ class Engine:
         self._barrier.quiesce(reason)
 
     def synchronize(self) -> None:
-        """Wait until all updates are done and all weights are new."""
-        self.quiesce("synchronize")
+        """Wait until all updates are done and all weights are new, and moves of state are over."""
+        if self._barrier.away:
+            self.moves.finish()
+        else:
+            self.quiesce("synchronize")
 
     def close(self) -> None:
         """Finish what is on its way, give memory back and remove every hook. Idempotent.
@@ -375,9 +368,11 @@ class Engine:
         The model keeps its newest weights as ordinary tensors.
         """
         try:
+            self.moves.bring_home()
             if not self._barrier.shut():
                 return
         finally:
+            self.moves.close()
             self.ranks.close()
             self._hooks.detach()
             self.streaming.detach()

@@ -1,11 +1,15 @@
-"""How many backwards a window has, where nobody says: learned, and planned for once it is known."""
+"""How many backwards a window has: told, or learned and planned for once it is known."""
 
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from forebay.engine.build import accumulation_for
 from forebay.errors import BudgetError, ForebayWarning
+from forebay.plan.placement import Accumulation
+from forebay.plan.program import build_program
 
 if TYPE_CHECKING:
     from forebay.engine.engine import Engine
@@ -20,13 +24,29 @@ class LearnedSums:
         # Backwards per update whose sums do not fit; they are made one by one, or refused.
         self._too_many = 0
 
+    def expect(self, engine: Engine, count: int) -> None:
+        """See `Engine.expect_backwards`."""
+        accumulation = accumulation_for(replace(engine.options, backwards=count))
+        if accumulation is not Accumulation.SINGLE:
+            engine.quiesce("a change of the accumulation steps")
+            for unit in engine.units:
+                for part in unit.parts:
+                    part.prepare_sums()
+        for unit in engine.units:
+            unit.accumulation = accumulation
+        engine.placement = replace(
+            engine.placement, accumulation=accumulation, backwards_per_update=count
+        )
+        engine.collector.window.expected = count
+        engine.collector.program = build_program(engine.placement, order=engine._order)
+
     def plan(self, engine: Engine) -> None:
         """Called after every update."""
         learned = engine.collector.window.learned
         if learned <= max(engine.placement.backwards_per_update, self._too_many):
             return
         try:
-            engine.expect_backwards(learned)
+            self.expect(engine, learned)
         except BudgetError as error:
             self._too_many = learned
             warnings.warn(

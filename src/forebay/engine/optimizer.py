@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import torch
 
-from forebay.engine.state import FileEntry, check_entry, load_entry, state_of
+from forebay.engine.state import StateEntry, check_entry, load_entry
 from forebay.errors import CheckpointError, ConfigError, GradientError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class OffloadedOptimizer(torch.optim.Optimizer):
                 check_entry(record, entry)
                 load_entry(record, entry)
             step.fill_(float(record.step))
-            self._entries[record.param] = state_of(record, step=step)
+            self._entries[record.param] = StateEntry(record, step=step)
         self.engine = engine
 
     @property
@@ -53,7 +53,7 @@ class OffloadedOptimizer(torch.optim.Optimizer):
         """State by parameter, after the barrier: views of where it lives, never torn."""
         engine = self.__dict__.get("engine")
         if engine is not None:
-            engine.synchronize()
+            engine.quiesce("optimizer.state")
         return self._entries
 
     @state.setter
@@ -190,7 +190,7 @@ class OffloadedOptimizer(torch.optim.Optimizer):
         state = super().state_dict()
         entries = state["state"]
         for key, entry in entries.items():
-            if isinstance(entry, FileEntry):
+            if isinstance(entry, StateEntry):
                 entries[key] = dict(entry)
         return state
 
@@ -200,7 +200,7 @@ class OffloadedOptimizer(torch.optim.Optimizer):
         Raises:
             CheckpointError: Its groups or shapes are not this optimizer's; nothing was changed.
         """
-        self.engine.synchronize()
+        self.engine.quiesce("load_state_dict")
         params = [param for group in self.param_groups for param in group["params"]]
         saved_groups = state_dict["param_groups"]
         sizes = [len(group["params"]) for group in saved_groups]

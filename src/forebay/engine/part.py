@@ -104,18 +104,12 @@ class PartStorage:
         # Updated on the device last time: what `high` mirrors of the weights is older than they.
         self.high_is_stale = False
         self._state = StateMemory(self.elements, self.master, update=update, memory=memory)
-        self.low = self._state.low
-        self.exp_avg = self._state.exp_avg
-        self.exp_avg_sq = self._state.exp_avg_sq
         self.weights = self._place_weights(weights)
         self.stores_on_host = streams = weights is WeightPlace.HOST
-        self.own_weights = self.weights
-        if weights is WeightPlace.DEVICE:
-            self.own_weights = self.weights[self.shard.start : self.shard.end]
         # The weights themselves are (the high half of) the master.
         lies_apart = not streams or self.master is MasterLayout.WHOLE or self.files is not None
         self.high_is_weight = self._state.high is None or not lies_apart
-        self.high = self.own_weights if self._state.high is None else self._state.high
+        self.rebind()
         self.gradient_form = (
             GradientForm.NATIVE
             if placement.sends_addends or layout.dtype == "float32"
@@ -130,6 +124,25 @@ class PartStorage:
         self.ticket: Any = None
         # Waits for whoever still reads the state; set while a checkpoint is written.
         self.before_change: Callable[[], None] | None = None
+
+    def rebind(self) -> None:
+        """See the memory that state and weights have now."""
+        self._state.rebind()
+        self.low, self.exp_avg = self._state.low, self._state.exp_avg
+        self.exp_avg_sq = self._state.exp_avg_sq
+        if isinstance(self._weights, DeviceArena):
+            self.weights = self._weights.flat
+            self._own.clear()
+        self.own_weights = self.weights
+        if self.home is None:
+            self.own_weights = self.weights[self.shard.start : self.shard.end]
+        self.high = self.own_weights if self._state.high is None else self._state.high
+
+    @property
+    def device_arenas(self) -> list[DeviceArena]:
+        """The part's memory on the device."""
+        arenas = [*self._state.arenas, self._weights]
+        return [arena for arena in arenas if isinstance(arena, DeviceArena)]
 
     @cached_property
     def update_segments(self) -> tuple[tuple[int, int], ...]:
@@ -372,12 +385,9 @@ class PartStorage:
                 arena.close()
         if self.files is not None:
             self.files.close()
-        self.weights = self.own_weights = self.high = torch.empty(0)
-        self.low = None
-        self.exp_avg = self.exp_avg_sq = torch.empty(0)
-        self._state.high = self.low = None
-        self._state.exp_avg = self._state.exp_avg_sq = torch.empty(0)
-        self._state.low = None
+        self._state.forget()
+        self.weights = torch.empty(0)
+        self.rebind()
 
 
 def state_item_bytes(part: PartStorage) -> int:

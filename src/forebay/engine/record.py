@@ -225,7 +225,7 @@ class ParamRecord:
                 wait(self.part.ticket, f"the way of the gradient of {self.label} to the host")
             terms.append(self.part.gradient(self.slot).clone())
         elif self.total is not None:
-            self._await_sum()
+            self.await_sum()
             terms.append(self.total)
         terms += self.addends
         if self.captured is not None:
@@ -255,7 +255,7 @@ class ParamRecord:
             ]
         if self.total is None and len(self.addends) == 1:
             return self.addends[0]
-        self._await_sum()
+        self.await_sum()
         for addend in self.addends:
             # addends are added in fp32 in order of firing (law 1a)
             if self.total is None:
@@ -271,7 +271,8 @@ class ParamRecord:
         self.total, self.arrival = total, arrival
         self.move(GradientState.OPEN)
 
-    def _await_sum(self) -> None:
+    def await_sum(self) -> None:
+        """Return once the sum that comes from the host is here."""
         if self.arrival is not None:
             wait(self.arrival, f"the gradient sum of {self.label} on its way to the device")
             self.arrival = None

@@ -21,6 +21,7 @@ from forebay.errors import RankError, TransferError
 from forebay.links.observer import Moment
 from forebay.plan.foresight import Pass
 from forebay.plan.weight_pool import MoveKind
+from forebay.tiers.ledger import Role
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -146,6 +147,8 @@ class Residency:
 
     def _bring(self, unit: Unit, moves: Sequence[Move]) -> None:
         self._barrier.refuse_closed(f"unit {unit.name}")
+        if Role.LP_PARAMS in self._barrier.away:
+            self._barrier.refuse_away(f"weights of unit {unit.name}")
         try:
             self._carry_out(moves)
         except torch.OutOfMemoryError:

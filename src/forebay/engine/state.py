@@ -19,59 +19,53 @@ if TYPE_CHECKING:
 
     from forebay.engine.record import ParamRecord
 
-__all__ = ["FileEntry", "check_entry", "load_entry", "state_of"]
+__all__ = ["StateEntry", "check_entry", "load_entry"]
 
 _NEEDED = ("exp_avg", "exp_avg_sq", "step")
 _TENSORS = ("exp_avg", "exp_avg_sq", "master", "master_low")
 
 
-class FileEntry(Mapping[str, torch.Tensor]):
-    """The entry of a parameter whose state is in a file: each look at a tensor reads it anew."""
+class StateEntry(Mapping[str, torch.Tensor]):
+    """The entry of one parameter: each look shows a tensor where it lives now.
 
-    def __init__(self, record: ParamRecord, *, step: torch.Tensor) -> None:
-        self._record = record
-        self._step = step
-        self._names = ["step", "exp_avg", "exp_avg_sq"]
-        if record.part.dtype is not torch.float32:
-            self._names.append("master")
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        """The count of updates, or a copy of what the file holds."""
-        if name not in self._names:
-            raise KeyError(name)
-        if name == "step":
-            return self._step
-        return self._record.part.state(name, self._record.slot)
-
-    def __iter__(self) -> Iterator[str]:
-        """The names of its tensors."""
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        """How many there are."""
-        return len(self._names)
-
-
-def state_of(record: ParamRecord, *, step: torch.Tensor) -> Mapping[str, Any]:
-    """The entry of a parameter; its tensors view the state's memory, or are read from its file.
+    A view of the state's memory, or a copy of what its file holds. State moves (see
+    `forebay.engine.state_moves`), so that a view that was kept may show what was.
 
     Args:
         record: The parameter.
         step: Shows its count of updates; whoever gives it keeps it up to date.
     """
-    part, slot = record.part, record.slot
-    if part.files is not None:
-        return FileEntry(record, step=step)
-    state: dict[str, Any] = {
-        "step": step,
-        "exp_avg": part.state("exp_avg", slot),
-        "exp_avg_sq": part.state("exp_avg_sq", slot),
-    }
-    if part.low is not None:
-        state["master_low"] = part.view(part.low, slot)
-    elif part.dtype is not torch.float32:
-        state["master"] = part.state("master", slot)
-    return state
+
+    def __init__(self, record: ParamRecord, *, step: torch.Tensor) -> None:
+        self._record = record
+        self._step = step
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        """The count of updates, a moment, or what completes the master."""
+        part, slot = self._record.part, self._record.slot
+        if name not in self._names():
+            raise KeyError(name)
+        if name == "step":
+            return self._step
+        if name == "master_low":
+            assert part.low is not None
+            return part.view(part.low, slot)
+        return part.state(name, slot)
+
+    def _names(self) -> list[str]:
+        part = self._record.part
+        names = ["step", "exp_avg", "exp_avg_sq"]
+        if part.low is not None:
+            return [*names, "master_low"]
+        return names if part.dtype is torch.float32 else [*names, "master"]
+
+    def __iter__(self) -> Iterator[str]:
+        """The names of its tensors."""
+        return iter(self._names())
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._names())
 
 
 def check_entry(record: ParamRecord, entry: Mapping[str, Any]) -> None:

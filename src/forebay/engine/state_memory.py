@@ -53,9 +53,12 @@ class StateMemory:
         self, elements: int, master: MasterLayout, *, update: UpdatePlace, memory: PartMemory
     ) -> None:
         self.arenas: list[HostArena | DeviceArena] = []
+        self._placed: dict[str, DeviceArena] = {}
         n, what = elements, f"{elements} parameters"
         self.high: torch.Tensor | None = None
         self.low: torch.Tensor | None = None
+        self.exp_avg: torch.Tensor
+        self.exp_avg_sq: torch.Tensor
         if update is UpdatePlace.NVME:
             self.high = self.exp_avg = self.exp_avg_sq = torch.empty(0)
             return
@@ -81,14 +84,26 @@ class StateMemory:
             self.exp_avg = moments.tensor(torch.float32, offset_bytes=0, elements=n)
             self.exp_avg_sq = moments.tensor(torch.float32, offset_bytes=4 * n, elements=n)
             return
+        masters, kept = (Role.HP_PARAMS, f"masters of {what}"), Role.OPTIM_STATES
+        self._placed = placed = {}
         if master is MasterLayout.SPLIT:
-            self.low = self._device(n, torch.int16, Role.HP_PARAMS, f"masters of {what}", memory)
+            placed["low"] = self._device(n, torch.int16, *masters, memory)
         elif master is MasterLayout.WHOLE:
-            self.high = self._device(n, torch.float32, Role.HP_PARAMS, f"masters of {what}", memory)
-        self.exp_avg, self.exp_avg_sq = (
-            self._device(n, torch.float32, Role.OPTIM_STATES, f"{name} of {what}", memory)
-            for name in ("first moments", "second moments")
-        )
+            placed["high"] = self._device(n, torch.float32, *masters, memory)
+        for name, noun in (("exp_avg", "first moments"), ("exp_avg_sq", "second moments")):
+            placed[name] = self._device(n, torch.float32, kept, f"{noun} of {what}", memory)
+        self.rebind()
+
+    def forget(self) -> None:
+        """The memory is closed: drop what views it."""
+        self._placed.clear()
+        self.high = self.low = None
+        self.exp_avg = self.exp_avg_sq = torch.empty(0)
+
+    def rebind(self) -> None:
+        """See the memory that device arenas have now."""
+        for name, arena in self._placed.items():
+            setattr(self, name, arena.flat)
 
     def _host(self, nbytes: int, role: Role, what: str, memory: PartMemory) -> HostArena:
         arena = HostArena(nbytes, ledger=memory.ledger, role=role, what=what)
@@ -97,7 +112,7 @@ class StateMemory:
 
     def _device(
         self, elements: int, dtype: torch.dtype, role: Role, what: str, memory: PartMemory
-    ) -> torch.Tensor:
+    ) -> DeviceArena:
         arena = DeviceArena(
             elements,
             dtype=dtype,
@@ -107,4 +122,4 @@ class StateMemory:
             what=what,
         )
         self.arenas.append(arena)
-        return arena.flat
+        return arena

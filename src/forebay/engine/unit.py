@@ -201,6 +201,22 @@ class Unit:
             _mark_changed(written)
             raise _written_while_pending(written[0].label)
 
+    def hide(self, nans: NanSource) -> None:
+        """The weights' memory leaves the device for a while: parameters view NaN."""
+        if self.state is not WeightState.READY:
+            return
+        self.state = WeightState.PENDING
+        for record in self.records:
+            record.pending = True
+            record.param.data = nans.view(record.slot.shape, record.part.dtype)
+
+    def show(self) -> None:
+        """The weights are as they were before `hide`, perhaps elsewhere."""
+        self.state = WeightState.READY
+        for record in self.records:
+            record.pending = False
+            record.param.data = record.part.weight(record.slot)
+
     def mark_changed(self, records: Sequence[ParamRecord]) -> None:
         """Stored weights have new values: graphs of the old ones fail, as in torch."""
         _mark_changed(records)

@@ -133,6 +133,11 @@ class HostArena:
         return self._lock is not None and self._lock.state is LockState.LOCKED
 
     @property
+    def is_locking(self) -> bool:
+        """Whether `lock` was called."""
+        return self._lock is not None
+
+    @property
     def closed(self) -> bool:
         """Whether `close` was called."""
         return self._view is None

@@ -1,0 +1,122 @@
+"""`offload_states` and `reload_states` under DeepSpeed's names: device memory between phases."""
+
+from __future__ import annotations
+
+from enum import Enum, StrEnum
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from forebay.config.suggest import nearest
+from forebay.engine.state_moves import HostPages, MoveTiming
+from forebay.errors import ConfigError, UnsupportedError
+from forebay.tiers.ledger import Role
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from forebay.engine.engine import Engine
+
+__all__ = ["OffloadDeviceEnum", "OffloadStateTypeEnum", "StateOffload"]
+
+_Choice = TypeVar("_Choice", bound=Enum)
+
+
+class OffloadDeviceEnum(StrEnum):
+    """Where state may go."""
+
+    none = "none"
+    cpu = "cpu"
+    nvme = "nvme"
+
+
+class OffloadStateTypeEnum(StrEnum):
+    """What may leave the device."""
+
+    optim_states = "optim_states"
+    """First and second moments."""
+    hp_params = "hp_params"
+    """What fp32 masters have beside the working weights."""
+    lp_params = "lp_params"
+    """Working weights."""
+    lp_grads = "lp_grads"
+    """Gradients of an open window, of one backward each."""
+    contiguous_grad_buffer = "contiguous_grad_buffer"
+    """Sums of several backwards (or ranks) in an open window."""
+
+
+class StateOffload:
+    """The two methods of one engine.
+
+    Args:
+        core: The engine that does the work.
+    """
+
+    def __init__(self, core: Engine) -> None:
+        self._core = core
+
+    def offload_states(
+        self,
+        include: Iterable[OffloadStateTypeEnum | str] | None = None,
+        device: OffloadDeviceEnum | str = OffloadDeviceEnum.cpu,
+        pin_memory: bool = True,
+        non_blocking: bool = False,
+    ) -> None:
+        """Bring state to host memory and give its device memory back to the driver.
+
+        Any part, any number of times, also inside a window; what is away already stays there.
+        Host buffers are kept for the next time. Until `reload_states`, `step()`, checkpoints and
+        `state_dict` raise `StateAwayError`; forward and backward go on as long as `lp_params` are
+        here (a forward of weights that are away raises).
+
+        Args:
+            include: What to move; None moves all.
+            device: "cpu".
+            pin_memory: Whether the host's buffers are page-locked.
+            non_blocking: Return while copies run; `synchronize()` then frees the memory.
+
+        Raises:
+            ConfigError: A state or device that does not exist.
+            UnsupportedError: device "nvme".
+            BudgetError: The host budget does not hold it; nothing has moved.
+        """
+        if _choice(OffloadDeviceEnum, device, key="device") is not OffloadDeviceEnum.cpu:
+            raise UnsupportedError(
+                f"offload_states(device={str(getattr(device, 'value', device))!r}) cannot be "
+                'honoured: state moves to host memory, the valid value is "cpu"',
+                hint="for state on a drive, write offload_optimizer.device: nvme",
+            )
+        if isinstance(include, str):
+            include = [include]
+        names = OffloadStateTypeEnum if include is None else include
+        chosen = [_choice(OffloadStateTypeEnum, name, key="include") for name in names]
+        self._core.moves.offload(
+            {Role(name.value) for name in chosen},
+            pages=HostPages.LOCKED if pin_memory else HostPages.PAGEABLE,
+            timing=_timing(non_blocking),
+        )
+
+    def reload_states(self, non_blocking: bool = False) -> None:
+        """Bring back all that `offload_states` moved, the same bits; nothing away is legal.
+
+        Args:
+            non_blocking: Return while copies run; what computes next waits for them.
+
+        Raises:
+            BudgetError: The device has no room any more; everything stays on the host.
+        """
+        self._core.moves.reload(timing=_timing(non_blocking))
+
+
+def _timing(non_blocking: bool) -> MoveTiming:
+    return MoveTiming.ENQUEUE if non_blocking else MoveTiming.WAIT
+
+
+def _choice(kind: type[_Choice], given: Any, *, key: str) -> _Choice:
+    name = given.value if isinstance(given, Enum) else given
+    valid = [member.value for member in kind]
+    if name in valid:
+        return kind(name)
+    close = nearest(str(name), valid)
+    raise ConfigError(
+        f"offload_states({key}=...) names {name!r}; valid are {', '.join(valid)}",
+        hint=f"write {' or '.join(repr(one) for one in close or valid)}",
+    )

@@ -1,0 +1,240 @@
+"""State that leaves the device for a while, between phases of a program, and comes back.
+
+Whole roles move: moments, masters, weights, gradients. Bytes travel through the engine's lanes
+into host buffers that are kept, so that the second time nothing is allocated or page-locked; the
+device's memory goes back to its driver. It moves bytes and refuses who needs them meanwhile; what
+they mean is the parts' business.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from forebay.engine.moved_gradients import gradient_places
+from forebay.tiers.host import HostArena
+from forebay.tiers.ledger import Role
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Hashable, Sequence
+
+    from forebay.engine.moved_gradients import GradientPlace
+    from forebay.engine.policy import PolicyParts
+    from forebay.engine.residency import Residency
+    from forebay.tiers.device import DeviceArena
+
+__all__ = ["MOVABLE", "HostPages", "MoveTiming", "StateMoves"]
+
+# What may be asked for.
+MOVABLE = (
+    Role.OPTIM_STATES,
+    Role.HP_PARAMS,
+    Role.LP_PARAMS,
+    Role.LP_GRADS,
+    Role.CONTIGUOUS_GRAD_BUFFER,
+)
+
+
+class HostPages(Enum):
+    """What the host's buffers are."""
+
+    LOCKED = "locked"
+    """Page-locked, where the device has a link: copies go at its speed."""
+    PAGEABLE = "pageable"
+
+
+class MoveTiming(Enum):
+    """Whether a move is over when its call returns."""
+
+    WAIT = "wait"
+    ENQUEUE = "enqueue"
+    """Copies are on their way; memory is free after `synchronize`."""
+
+
+class StateMoves:
+    """Moves an engine's state off its device and back.
+
+    Args:
+        parts: Units, lanes, memory, and the barrier, which refuses who needs what is away.
+        residency: Holds copies of weights that live elsewhere.
+        settle: Makes masters and weights agree before anything leaves.
+    """
+
+    def __init__(
+        self,
+        parts: PolicyParts,
+        *,
+        residency: Residency,
+        settle: Callable[[], None],
+    ) -> None:
+        self._units = parts.units
+        self._lanes = parts.executor.lanes
+        self._memory = parts.memory
+        self._barrier = parts.barrier
+        self._residency = residency
+        self._settle = settle
+        self._buffers: dict[Hashable, HostArena] = {}
+        self._arenas: list[tuple[DeviceArena, HostArena]] = []
+        self._gradients: list[tuple[GradientPlace, torch.Tensor, torch.device]] = []
+        # Copies off the device that may still run: what comes back follows them.
+        self._leaving: list[Any] = []
+        self._to_trim = False
+
+    def offload(
+        self, roles: Collection[Role], *, pages: HostPages, timing: MoveTiming = MoveTiming.WAIT
+    ) -> int:
+        """Bring roles to host memory and give their device memory back; returns the bytes.
+
+        What is away already stays there. Until `reload`, `step()` and readers raise, and so do
+        forwards where the weights are away.
+
+        Args:
+            roles: Of `MOVABLE`.
+            pages: What the host's buffers are.
+            timing: Whether to wait for the copies.
+
+        Raises:
+            BudgetError: The host budget does not hold the bytes; nothing has moved.
+            GradientError: Units were updated during backward, and `step()` was not called yet.
+        """
+        if self._barrier.away:
+            self._barrier.drain("offload_states()")
+        else:
+            self._settle()
+        arenas = [
+            arena
+            for unit in self._units
+            for part in unit.parts
+            for arena in part.device_arenas
+            if arena.role in roles and arena.nbytes and arena.flat.numel()
+        ]
+        away = {id(tensor) for _, tensor, _ in self._gradients}
+        places = [p for p in gradient_places(self._units) if p.role in roles]
+        places = [place for place in places if id(place.get()) not in away]
+        moved = self._leave(arenas, places, pages)
+        if Role.LP_PARAMS in roles:
+            self._residency.drop_all()
+        if timing is MoveTiming.WAIT:
+            self.finish()
+        return moved
+
+    def _leave(
+        self, arenas: Sequence[DeviceArena], places: Sequence[GradientPlace], pages: HostPages
+    ) -> int:
+        pairs = [(arena, self._buffer(arena, arena.nbytes, arena.role, pages)) for arena in arenas]
+        grads = []
+        for number, place in enumerate(places):
+            value = place.get()
+            assert value is not None
+            key = (place.role, number)
+            grads.append((place, value, self._buffer(key, value.nbytes, place.role, pages)))
+        spans = [(b.address, a.flat.data_ptr(), a.nbytes) for a, b in pairs]
+        spans += [(buffer.address, value.data_ptr(), value.nbytes) for _, value, buffer in grads]
+        if not spans:
+            return 0
+        event = self._lanes.accelerator.record_event()
+        ticket, moved = self._lanes.land(spans, event=event.handle, after=[])
+        kept: list[object] = [arena.vacate() for arena, _ in pairs]
+        for place, value, buffer in grads:
+            there = buffer.tensor(value.dtype, offset_bytes=0, elements=value.numel())
+            there = there.view(value.shape)
+            place.put(there)
+            self._gradients.append((place, there, value.device))
+            kept.append(value)
+        self._leaving.append(self._lanes.hold(ticket, kept, event))
+        self._arenas += pairs
+        for role in {arena.role for arena in arenas} | {place.role for place in places}:
+            self._barrier.away.add(role)
+        self._rebind()
+        self._to_trim = True
+        return moved
+
+    def reload(self, *, timing: MoveTiming = MoveTiming.WAIT) -> int:
+        """Bring everything back, the same bits; returns the bytes. Nothing away is legal.
+
+        Raises:
+            BudgetError: The device has no room; everything stays on the host.
+            OutOfMemoryError: As above, by torch.
+            TransferError: The copy failed; the engine is closed.
+        """
+        self._barrier.refuse_closed("reload_states()")
+        try:
+            for arena, _ in self._arenas:
+                arena.occupy()
+        except BaseException:
+            for arena, _ in self._arenas:
+                arena.vacate()
+            raise
+        spans = [(a.flat.data_ptr(), b.address, a.nbytes) for a, b in self._arenas]
+        for place, there, device in self._gradients:
+            if place.get() is there:  # else it was discarded meanwhile
+                here = torch.empty_like(there, device=device)
+                spans.append((here.data_ptr(), there.data_ptr(), there.nbytes))
+                place.put(here)
+        arenas, self._arenas = self._arenas, []
+        self._gradients.clear()
+        self._barrier.away.clear()
+        if not spans:
+            return 0
+        event = self._lanes.accelerator.record_event()
+        ticket = self._lanes.fetch(spans, event=event.handle, after=self._leaving)
+        self._leaving = []
+        self._lanes.hold(ticket, [arena.flat for arena, _ in arenas], event)
+        self._rebind()
+        if timing is MoveTiming.WAIT:
+            self.finish()
+        else:
+            self._lanes.accelerator.wait_for(ticket)
+        return sum(span[2] for span in spans)
+
+    def finish(self) -> None:
+        """Wait for moves that are on their way, and give device memory that left to its driver."""
+        self._barrier.drain("a move of state")
+        if self._to_trim:
+            self._to_trim = False
+            self._lanes.accelerator.trim()
+
+    def refuse_gradients(self) -> None:
+        """Raise StateAwayError when a gradient comes while others of its window are away."""
+        if self._gradients:
+            self._barrier.refuse_away("backward")
+
+    def bring_home(self) -> None:
+        """The engine is about to close: the model keeps its weights on the device."""
+        if self._barrier.away and not self._barrier.is_closed:
+            self.reload()
+
+    def close(self) -> None:
+        """Give the buffers back."""
+        self._arenas.clear()
+        self._gradients.clear()
+        for buffer in self._buffers.values():
+            buffer.close()
+        self._buffers.clear()
+
+    def _buffer(self, key: Hashable, nbytes: int, role: Role, pages: HostPages) -> HostArena:
+        """The buffer of this key, kept from the last time where it is large enough."""
+        known = self._buffers.get(key)
+        if known is None or known.nbytes < nbytes:
+            what = f"{role.value} that left the device"
+            known = HostArena(nbytes, ledger=self._memory.ledger, role=role, what=what)
+            self._buffers[key] = known
+        locking = self._memory.page_locking
+        if pages is HostPages.LOCKED and locking is not None and not known.is_locking:
+            known.lock(locking, nbytes=known.nbytes)
+        return known
+
+    def _rebind(self) -> None:
+        """Let parts and parameters see the memory that there is."""
+        weights_away = Role.LP_PARAMS in self._barrier.away
+        for unit in self._units:
+            for part in unit.parts:
+                part.rebind()
+            if unit.streams_weights:
+                continue
+            if weights_away:
+                unit.hide(self._barrier.nans)
+            else:
+                unit.show()
