@@ -161,7 +161,7 @@ def test_from_a_path_into_another_folder(tmp_path, capsys, whole):
     ("more", "message"),
     [
         (["--seed", 5], "seed was 0, and is 5"),
-        (["--batch-size", 2], "batch_size was 3, and is 2"),
+        (["--batch-size", 2], "rows of an update was 6, and is 4"),
         (["--overwrite"], "--resume goes on with a former run and --overwrite replaces it"),
         (["--resume", "nowhere"], "nowhere is no folder"),
     ],

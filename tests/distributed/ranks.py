@@ -10,12 +10,19 @@ import traceback
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from multiprocessing.connection import Connection
 
 _SERVER = multiprocessing.get_context("forkserver")
 _SERVER.set_forkserver_preload(
-    ["torch", "torch.distributed", "forebay.engine", "forebay.compat.api"]
+    [
+        "torch",
+        "torch.distributed",
+        "forebay.engine",
+        "forebay.compat.api",
+        "forebay.train.run",
+        "transformers.models.llama.modeling_llama",
+    ]
 )
 
 
@@ -38,11 +45,13 @@ def _enter(
     os._exit(0)  # a rank whose peers are gone must not wait for them at exit
 
 
-def start(size: int, function: Callable[..., Any], *args: Any) -> list[tuple[Any, Connection]]:
-    """Start `size` ranks that call `function(*args)`; returns (process, pipe) by rank."""
+def start(
+    size: int, function: Callable[..., Any], *args: Any, only: Iterable[int] | None = None
+) -> list[tuple[Any, Connection]]:
+    """Start `size` ranks, or some of them, that call `function(*args)`: (process, pipe) by rank."""
     port = free_port()
     started = []
-    for rank in range(size):
+    for rank in range(size) if only is None else only:
         env = {
             "RANK": str(rank),
             "LOCAL_RANK": str(rank),

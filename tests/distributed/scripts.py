@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -213,3 +214,32 @@ def command_line(words: list[str]) -> int:
     from forebay.cli.main import main
 
     return main(["train", *words])
+
+
+def stopped_command_line(words: list[str], step: int, rank: int) -> int:
+    """`command_line`, where one rank gets a SIGTERM after a step."""
+    from forebay.train.report import RunReporter
+
+    report = RunReporter.step
+
+    def step_then_stop(self: Any, record: Any) -> None:
+        report(self, record)
+        if record.step == step and os.environ["RANK"] == str(rank):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    RunReporter.step = step_then_stop  # type: ignore[method-assign]
+    return command_line(words)
+
+
+def joins_alone(seconds: float) -> str:
+    """Wait for a rank that does not come; after two seconds there is a signal."""
+    from forebay.compat.distributed import init_in_time
+    from forebay.train.signals import StopSignals
+
+    threading.Timer(2.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    with StopSignals(print):
+        try:
+            init_in_time(seconds)
+        except BaseException as error:
+            return f"{type(error).__name__}: {error}"
+    return "joined"

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import distributed
 
 from forebay.comm.torch_group import TorchGroup
-from forebay.errors import ConfigError
+from forebay.errors import ConfigError, ForebayError, RankError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import timedelta
 
-__all__ = ["count_ranks", "init_distributed", "join_ranks", "local_device"]
+__all__ = ["count_ranks", "init_distributed", "init_in_time", "join_ranks", "local_device"]
+
+_LOOK_SECONDS: Final = 0.1
+_JOIN_HINT: Final = (
+    "look at the other ranks' output; MASTER_ADDR and MASTER_PORT say where they meet"
+)
 
 # What torch.distributed needs to find the others; torchrun sets all of them.
 _NEEDED: Final = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -79,6 +86,39 @@ def init_distributed(
         world_size=world_size,
         timeout=timeout,
     )
+
+
+def init_in_time(seconds: float) -> None:
+    """`init_distributed`, where Python hears signals while it waits, and for so long at most.
+
+    Raises:
+        ConfigError: See `init_distributed`.
+        RankError: The ranks did not all come in time.
+    """
+    errors: list[BaseException] = []
+
+    def _join() -> None:
+        try:
+            init_distributed()
+        except BaseException as error:
+            errors.append(error)
+
+    # torch connects inside one long call; a daemon does not keep the process from ending.
+    thread = threading.Thread(target=_join, name="forebay-join", daemon=True)
+    until = time.monotonic() + seconds
+    thread.start()
+    while thread.is_alive() and time.monotonic() < until:
+        thread.join(_LOOK_SECONDS)
+    if errors:
+        error = errors[0]
+        if isinstance(error, ForebayError) or not isinstance(error, RuntimeError):
+            raise error
+        raise RankError(f"the ranks did not come together: {error}", hint=_JOIN_HINT) from error
+    if thread.is_alive():
+        rank, size = os.environ.get("RANK", "?"), os.environ.get("WORLD_SIZE", "?")
+        raise RankError(
+            f"rank {rank} of {size} waited {seconds:g} s for the others", hint=_JOIN_HINT
+        )
 
 
 def count_ranks(environment: Mapping[str, str]) -> int:

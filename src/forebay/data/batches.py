@@ -132,9 +132,14 @@ class Batches:
         """Rows in an epoch."""
         return len(self._rows)
 
+    @property
+    def rows_at_once(self) -> int:
+        """Rows of a micro-batch, those of all ranks."""
+        return self.shape.rows * self._share.size
+
     def windows_in(self, epochs: float) -> int:
         """How many windows it takes to see every row `epochs` times, rounded up."""
-        rows = self.shape.rows * self.shape.accumulation * self._share.size
+        rows = self.rows_at_once * self.shape.accumulation
         return max(1, math.ceil(epochs * self.num_rows / rows))
 
     def window(self, position: Position) -> Window:
@@ -173,7 +178,7 @@ class Batches:
     def _next(self, position: Position) -> tuple[npt.NDArray[np.int64], Position]:
         """Takes the rows of all ranks' micro-batches, running on into the next epochs."""
         taken: list[npt.NDArray[np.int64]] = []
-        missing = self.shape.rows * self._share.size
+        missing = self.rows_at_once
         while missing:
             piece = self._order_of(position.epoch)[position.row : position.row + missing]
             taken.append(piece)

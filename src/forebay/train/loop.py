@@ -119,6 +119,7 @@ class Loop:
         tokens_done: Tokens trained on, padding left out.
         skips_in_a_row: Updates skipped since the last one that was applied.
         last_save: When the last save (or the run) began.
+        is_stopping: A signal has reached this rank or another.
     """
 
     engine: Engine
@@ -139,6 +140,7 @@ class Loop:
     skips_in_a_row: int = 0
     save_seconds: float | None = None
     last_save: float = field(default_factory=time.monotonic)
+    is_stopping: bool = False
 
     def run(self) -> None:
         """Train; `steps_done` and `position` say how far it came.
@@ -150,12 +152,12 @@ class Loop:
         # A run that goes on was evaluated where it stopped only if an uninterrupted one is.
         if self.steps_done == 0 or self.steps_done % self.eval_every == 0:
             self._evaluate()
-        is_stopping = self._agree_to_stop()
-        while self.steps_done < self.total_steps and not is_stopping:
+        self.is_stopping = self._is_true_somewhere(self.stop.is_requested())
+        while self.steps_done < self.total_steps and not self.is_stopping:
             self._one_step()
             ended = self.steps_done == self.total_steps
-            is_stopping = self._agree_to_stop()
-            if is_stopping:
+            self.is_stopping = self._is_true_somewhere(self.stop.is_requested())
+            if self.is_stopping:
                 break
             if ended or self.steps_done % self.eval_every == 0:
                 self._evaluate()
@@ -163,13 +165,20 @@ class Loop:
                 self.last_save = time.monotonic()
                 self.save()
 
-    def _agree_to_stop(self) -> bool:
-        """A signal reaches ranks at different moments: they stop after the same step."""
-        return self.engine.mean_over_ranks(float(self.stop.is_requested())) > 0
+    @property
+    def ended_by(self) -> str | None:
+        """The signal that ended the run before its last step; None if none did."""
+        if self.stop.requested is not None:
+            return self.stop.requested.name
+        return "SIGTERM" if self.is_stopping else None  # another rank heard it
+
+    def _is_true_somewhere(self, here: bool) -> bool:  # noqa: FBT001
+        """Signals and clocks tell ranks at different moments: all act after the same step."""
+        return self.engine.mean_over_ranks(float(here)) > 0
 
     def _is_save_due(self) -> bool:
         if self.save_seconds is not None:
-            return time.monotonic() - self.last_save >= self.save_seconds
+            return self._is_true_somewhere(time.monotonic() - self.last_save >= self.save_seconds)
         return self.save_every is not None and self.steps_done % self.save_every == 0
 
     def _one_step(self) -> None:

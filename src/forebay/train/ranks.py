@@ -7,9 +7,11 @@ import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from forebay.compat.distributed import count_ranks
+from forebay.comm.together import Together
+from forebay.compat.distributed import count_ranks, init_in_time
+from forebay.errors import RankError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,6 +19,12 @@ if TYPE_CHECKING:
     from forebay.data.batches import RankShare
 
 __all__ = ["TrainRanks"]
+
+# Ranks join before they do anything else: they differ by the time that it takes to start a process
+# on each machine.
+_JOIN_SECONDS: Final = 300.0
+# Schedulers signal all processes of a job, and torchrun passes the signal on to the same ranks.
+_SETTLE_SECONDS: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +74,30 @@ class TrainRanks:
 
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         return f"cuda:{self.local_rank % count}" if count else asked
+
+    @property
+    def settle_seconds(self) -> float:
+        """How long after a signal another one is the same one."""
+        return 0.0 if self.size == 1 else _SETTLE_SECONDS
+
+    @contextlib.contextmanager
+    def joined(self) -> Iterator[Together]:
+        """The ranks of the run, all of which are there.
+
+        Raises:
+            RankError: They did not all come in time.
+        """
+        if self.size == 1:
+            yield Together(None, otherwise=RankError)
+            return
+        from forebay.comm.torch_group import TorchGroup
+
+        init_in_time(_JOIN_SECONDS)
+        group = TorchGroup(name="forebay-train")
+        try:
+            yield Together.of(group, "run", otherwise=RankError)
+        finally:
+            group.close()
 
     @contextlib.contextmanager
     def folder(self, output: Path) -> Iterator[Path]:

@@ -6,6 +6,7 @@ is refused, since nothing else would notice.
 
 from __future__ import annotations
 
+import json
 import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,29 +20,39 @@ from forebay.errors import CheckpointError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from forebay.comm.together import Together
     from forebay.data.batches import Batches
     from forebay.data.tokens import TokenStore
     from forebay.train.loop import Loop
 
 __all__ = ["data_state", "find_checkpoints", "load_first", "set_position"]
 
+_WINDOW = ("batch_size", "accumulation")
 # Enough to tell one data set from another, and milliseconds to read.
 _SAMPLE = 1 << 20
 
 
-def find_checkpoints(resume: str, *, folder: Path) -> list[Path]:
-    """The checkpoints to try, best first.
+def find_checkpoints(resume: str, *, folder: Path, together: Together) -> list[Path]:
+    """The checkpoints to try, best first; the same ones on every rank.
 
     Args:
         resume: "auto", or a path.
         folder: The run's own checkpoints, where "auto" looks.
+        together: The ranks; rank 0 looks.
 
     Raises:
         CheckpointError: There is none at that path.
     """
-    if resume == "auto":
-        return CheckpointFolder(folder, disk=RealDisk()).complete()
-    return [locate(Path(resume))]
+    what = "looking for checkpoints"
+
+    def _look() -> list[Path]:
+        if resume == "auto":
+            return CheckpointFolder(folder, disk=RealDisk()).complete()
+        return [locate(Path(resume))]
+
+    found = together.first(_look, what=what) or []
+    told = together.tell(json.dumps([str(path) for path in found]), what=what)
+    return [Path(text) for text in json.loads(told[0])]
 
 
 def load_first(engine: Any, paths: list[Path], *, say: Callable[[str], None]) -> Path | None:
@@ -84,9 +95,14 @@ def _identity(batches: Batches, *, seed: int, store: TokenStore) -> dict[str, An
         "tokens": len(ids),
         "sample_crc32": sample,
         "seed": seed,
-        "batch_size": batches.shape.rows,
+        "batch_size": batches.rows_at_once,
         "accumulation": batches.shape.accumulation,
     }
+
+
+def _window_rows(identity: dict[str, Any]) -> int | None:
+    rows, forwards = (identity.get(name) for name in _WINDOW)
+    return rows * forwards if isinstance(rows, int) and isinstance(forwards, int) else None
 
 
 def set_position(
@@ -102,14 +118,17 @@ def set_position(
             "the checkpoint does not say where its data goes on: forebay train did not save it",
             hint="load it with engine.load_checkpoint, or export it and train from the export",
         )
-    here = _identity(loop.batches, seed=seed, store=store)
-    for name, value in here.items():
-        if data["identity"].get(name) != value:
+    here, saved = _identity(loop.batches, seed=seed, store=store), data["identity"]
+    # Of these only the product matters to where a window ends: ranks, rows and forwards may change.
+    names = [name for name in here if name not in _WINDOW]
+    pairs = [(name, saved.get(name), here[name]) for name in names]
+    pairs.append(("rows of an update", _window_rows(saved), _window_rows(here)))
+    for name, then, now in pairs:
+        if then != now:
             raise CheckpointError(
-                f"the run was saved with other data or options: {name} was "
-                f"{data['identity'].get(name)}, and is {value}",
-                hint="resume with the same data, --seed, --batch-size, --accumulation and "
-                "--sequence-length",
+                f"the run was saved with other data or options: {name} was {then}, and is {now}",
+                hint="resume with the same data, --seed and --sequence-length, and as many rows "
+                "for an update (ranks x --batch-size x --accumulation)",
             )
     for name in ("epoch", "row", "tokens", "skips_in_a_row"):
         if type(data.get(name)) is not int or data[name] < 0:

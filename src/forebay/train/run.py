@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from forebay.checkpoint.locate import CHECKPOINTS
 from forebay.compat.api import initialize
 from forebay.data.batches import Batches, BatchShape
 from forebay.data.sources import open_files
@@ -37,8 +38,9 @@ from forebay.train.report import (
     memory_lines,
     summary_lines,
 )
-from forebay.train.resume import data_state, find_checkpoints, load_first, set_position
+from forebay.train.resume import find_checkpoints, load_first, set_position
 from forebay.train.save import RunFolder
+from forebay.train.saver import RunSaver
 from forebay.train.settings import Settings
 from forebay.train.signals import StopSignals
 from forebay.units_of_measure import counted
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from torch import nn
 
+    from forebay.comm.together import Together
     from forebay.config.resolved import ResolvedConfig
     from forebay.data.rows import Rows
     from forebay.train.options import TrainOptions
@@ -74,6 +77,12 @@ class _Plan:
     total_steps: int
     device: torch.device
     ranks: TrainRanks
+    together: Together
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where all ranks write checkpoints."""
+        return self.options.output / CHECKPOINTS
 
 
 def train(options: TrainOptions, *, console: Console) -> Summary:
@@ -95,11 +104,17 @@ def train(options: TrainOptions, *, console: Console) -> Summary:
         _say(console, f"{name}: ending after this step; once more to end at once")
 
     with (
-        StopSignals(announce) as stop,
+        StopSignals(announce, settle_seconds=TrainRanks.read().settle_seconds) as stop,
         logs_shown(console),
         contextlib.ExitStack() as at_end,
     ):
-        plan = _prepare(options, console, at_end)
+        ranks = TrainRanks.read()
+        together = at_end.enter_context(ranks.joined())
+        # What one rank refuses, the others must not wait for.
+        plan = together.run(
+            lambda: _prepare(options, console, at_end, ranks=ranks, together=together),
+            what="the preparation of a run",
+        )
         torch.manual_seed(options.seed)
         model = plan.source.load(
             dtype=plan.config.precision.dtype, checkpointing=options.gradient_checkpointing
@@ -114,10 +129,15 @@ def train(options: TrainOptions, *, console: Console) -> Summary:
             return _train(plan, engine, stop=stop, console=console)
 
 
-def _prepare(options: TrainOptions, console: Console, at_end: contextlib.ExitStack) -> _Plan:
+def _prepare(
+    options: TrainOptions,
+    console: Console,
+    at_end: contextlib.ExitStack,
+    *,
+    ranks: TrainRanks,
+    together: Together,
+) -> _Plan:
     options.check()
-    ranks = TrainRanks.read()
-    _refuse_checkpoints(options, ranks)
     device = choose_device(ranks.device(options.device))
     source = ModelSource.open(options.model)
     settings = Settings.read(options, source=source, ranks=ranks)
@@ -151,15 +171,8 @@ def _prepare(options: TrainOptions, console: Console, at_end: contextlib.ExitSta
         total_steps=total_steps,
         device=device,
         ranks=ranks,
+        together=together,
     )
-
-
-def _refuse_checkpoints(options: TrainOptions, ranks: TrainRanks) -> None:
-    if ranks.size > 1 and (options.save_every is not None or options.resume is not None):
-        raise ConfigError(
-            f"--save-every and --resume are not supported yet with {ranks.size} ranks",
-            hint="leave them out: the model is saved at the end",
-        )
 
 
 def _refuse_more_than_all(batch_rows: int, *, num_rows: int) -> None:
@@ -192,19 +205,15 @@ def _train(plan: _Plan, engine: Any, *, stop: StopSignals, console: Console) -> 
         _say(console, line)
     _say(console, f"updates: {describe_places(engine.core.placement)}")
 
-    def save() -> None:
-        engine.synchronize()
-        if plan.ranks.speaks:
-            plan.folder.save_model(engine.module, plan.corpus.tokenizer)
-        elif plan.config.zero.stage == 3:
-            engine.module.state_dict()  # its slices go to the rank that saves
-
-    def save_both() -> None:
-        engine.checkpoints.data = data_state(loop, seed=plan.options.seed, store=plan.corpus.store)
-        engine.save_checkpoint(plan.folder.checkpoints)
-        save()
-
-    loop = _loop(plan, engine, stop=stop, save=save_both)
+    saver = RunSaver(
+        engine=engine,
+        folder=plan.folder,
+        checkpoints=plan.checkpoints,
+        corpus=plan.corpus,
+        together=plan.together,
+        seed=plan.options.seed,
+    )
+    loop = _loop(plan, engine, stop=stop, save=lambda: saver.save_both(loop))
     former = _resume(plan, engine, loop=loop, console=console)
     plan.folder.keep_tokenizer(plan.corpus.tokenizer)
     reporter = RunReporter(
@@ -223,18 +232,16 @@ def _train(plan: _Plan, engine: Any, *, stop: StopSignals, console: Console) -> 
         try:
             loop.run()
         except ForebayError as error:
-            kept = _rescue(plan, loop=loop, save=save)
+            kept = saver.rescue(loop)
             raise type(error)(f"{error.message}; {kept}", hint=error.hint) from error
         except Exception as error:
-            error.add_note(_rescue(plan, loop=loop, save=save))
+            error.add_note(saver.rescue(loop))
             raise
         seconds = time.monotonic() - began
-        # Ranks write no checkpoint yet.
-        is_resumable = stop.is_requested() or plan.options.save_every is not None
-        if is_resumable and plan.ranks.size == 1:
-            save_both()
+        if loop.is_stopping or plan.options.save_every is not None:
+            saver.save_both(loop)
         else:
-            save()
+            saver.save_model()
         engine.wait_for_checkpoint()
     summary = _summary(plan, engine, loop=loop, reporter=reporter, seconds=seconds)
     plan.folder.write_summary(summary.as_dict())
@@ -284,7 +291,7 @@ def _resume(plan: _Plan, engine: Any, *, loop: Loop, console: Console) -> list[d
     config, options = plan.config.as_json(), plan.options
     loaded = None
     if options.resume is not None:
-        paths = find_checkpoints(options.resume, folder=plan.folder.checkpoints)
+        paths = find_checkpoints(options.resume, folder=plan.checkpoints, together=plan.together)
         loaded = load_first(engine, paths, say=lambda line: _say(console, line))
     if loaded is None:
         if options.resume is not None:
@@ -303,23 +310,6 @@ def _resume(plan: _Plan, engine: Any, *, loop: Loop, console: Console) -> list[d
     return plan.folder.go_on(config, steps=loop.steps_done, is_evaluated_again=again)
 
 
-def _rescue(plan: _Plan, *, loop: Loop, save: Callable[[], None]) -> str:
-    """Saves what was trained before a failure where that is possible, and says what is there.
-
-    After a failed update the engine refuses, rightly, to hand out weights.
-    """
-    if not loop.steps_done:
-        return "nothing was trained yet, so nothing was saved"
-    try:
-        save()
-    except ForebayError:
-        kept = "the weights could not be saved"
-        if plan.folder.model.exists():
-            kept += f"; an earlier save is in {plan.folder.model}"
-        return kept
-    return f"the model after {counted(loop.steps_done, 'update')} is in {plan.folder.model}"
-
-
 def _summary(
     plan: _Plan,
     engine: Any,
@@ -333,7 +323,7 @@ def _summary(
         steps=loop.steps_done,
         total_steps=plan.total_steps,
         skipped_steps=engine.skipped_steps,
-        ended_by=None if loop.stop.requested is None else loop.stop.requested.name,
+        ended_by=loop.ended_by,
         parameters=_trainable(engine.module),
         epoch=loop.position.epoch,
         row=loop.position.row,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -36,13 +37,16 @@ class StopSignals:
 
     Args:
         on_request: Called once, in the handler, with the signal's name.
+        settle_seconds: How long after the first signal another one means the same request.
 
     Attributes:
         requested: The signal that asked for an end, or None.
     """
 
-    def __init__(self, on_request: Callable[[str], None]) -> None:
+    def __init__(self, on_request: Callable[[str], None], *, settle_seconds: float = 0.0) -> None:
         self.requested: signal.Signals | None = None
+        self._settle_seconds = settle_seconds
+        self._requested_at = 0.0
         self._on_request = on_request
         self._deferring = False
         self._before: dict[int, Callable[[int, FrameType | None], object] | int | None] = {}
@@ -74,11 +78,13 @@ class StopSignals:
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         del frame
         if self.requested is not None:
+            if time.monotonic() - self._requested_at < self._settle_seconds:
+                return
             # Dies of the signal itself, so that shells and schedulers see what happened.
             signal.signal(signum, signal.SIG_DFL)
             os.kill(os.getpid(), signum)
             return
         if not self._deferring:
             raise Interrupted(signum)
-        self.requested = signal.Signals(signum)
+        self.requested, self._requested_at = signal.Signals(signum), time.monotonic()
         self._on_request(self.requested.name)
