@@ -92,6 +92,7 @@ ENGINES = {
     "late_links": EngineOptions(fault=FaultScript(seed=3, max_delay_us=500), unit_elements=500),
     "some_in_memory": EngineOptions(host_budget=8 << 20, unit_elements=1),
     "weights_on_the_host": EngineOptions(weights=WeightPlace.HOST),
+    "weights_in_files": EngineOptions(weights=WeightPlace.NVME),
 }
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from forebay import native
+from forebay.checkpoint.header import DTYPES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -106,10 +107,10 @@ class JoinedSource:
 
 
 class ReadSource:
-    """fp32 elements that somebody reads from where no address leads, such as a file.
+    """Elements that somebody reads from where no address leads, such as a file.
 
     Args:
-        spec: fp32.
+        spec: What is written; what is read of another dtype is rounded.
         read: `read(begin, end)` gives elements in host memory; called from any thread.
         first: The tensor's first element, as `read` counts.
         owner: Who may change them.
@@ -127,6 +128,7 @@ class ReadSource:
         self.owner = owner
         self._read = read
         self._first = first
+        self._dtype = DTYPES[spec.dtype]
 
     def view(self, begin: int, end: int) -> memoryview | None:
         """Nowhere: they are to be read."""
@@ -135,8 +137,13 @@ class ReadSource:
 
     def fill(self, begin: int, end: int, *, into: memoryview) -> None:
         """Read elements."""
-        value = self._read(self._first + begin // 4, self._first + end // 4)
-        torch.frombuffer(into, dtype=torch.float32).copy_(value)
+        item = self._dtype.itemsize
+        value = self._read(self._first + begin // item, self._first + end // item)
+        target = torch.frombuffer(into, dtype=self._dtype)
+        if value.dtype is self._dtype:
+            target.copy_(value)
+        else:
+            round_into(target, value)
 
 
 class RoundedSource:

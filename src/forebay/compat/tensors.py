@@ -96,7 +96,7 @@ def safe_set_full_fp32_param(param: torch.Tensor, value: torch.Tensor) -> None:
         part.set_master(slot, single)
     with torch.no_grad():
         rounded = round_to(single, part.dtype)
-        part.stored(slot).copy_(part.share(rounded, slot) if part.is_sharded else rounded)
+        part.store(slot, rounded)
     hook.engine.streaming.stored_changed()
     torch.autograd.graph.increment_version(record.param)
     record.rebase()

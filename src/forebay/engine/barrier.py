@@ -178,6 +178,7 @@ class Barrier:
         try:
             if self._closed is None:
                 self.quiesce("close")
+                self._read_weights_in_files()
         finally:
             for unit in self._units:
                 for part in unit.parts:
@@ -186,6 +187,14 @@ class Barrier:
             self._lanes.close()
             self._give_back_weights()
         return True
+
+    def _read_weights_in_files(self) -> None:
+        """The newest weights as ordinary tensors in host memory; the files are about to go."""
+        for unit in self._units:
+            for record in unit.records:
+                if record.part.weight_files is not None and not record.part.is_sharded:
+                    record.param.data = record.part.stored(record.slot)
+                    record.pending, record.away = False, None
 
     def _give_back_weights(self) -> None:
         for unit in self._units:
@@ -203,8 +212,9 @@ class Barrier:
     def _give_back_stored(unit: Unit) -> None:
         """The newest weights where they live: on the host."""
         for record in unit.records:
-            if record.part.is_sharded:
-                # No rank has the whole weight, and the others may be gone: it stays unreadable.
+            if record.part.is_sharded or record.part.weight_files is not None:
+                # No rank has the whole weight, and the others may be gone: it stays unreadable, as
+                # one in a file does that could not be read.
                 continue
             stored = record.part.stored(record.slot)
             if unit.state is WeightState.PENDING:

@@ -90,6 +90,8 @@ def _update_places(
 
 def _weight_place(update: UpdatePlace, options: EngineOptions) -> WeightPlace:
     weights = WeightPlace.DEVICE if update is UpdatePlace.DEVICE else options.weights
+    if weights is WeightPlace.NVME:  # `with_files` says which of them are in files
+        weights = WeightPlace.HOST
     is_sharded = options.sharding.size > 1 and options.stage == 3
     return WeightPlace.RANKS if is_sharded and weights is WeightPlace.DEVICE else weights
 
@@ -123,6 +125,7 @@ def place(spec: ModelSpec, *, options: EngineOptions, device: torch.device) -> P
     return with_files(
         placement,
         options.nvme,
+        weights=options.weights,
         host_budget=options.host_budget,
         device_page_bytes=mmap.PAGESIZE if device.type == "cpu" else 1,
     )
@@ -254,8 +257,10 @@ def build_units(
                 record.part.set_master(record.slot, record.param.data)
             record.rebase()
         for part in unit.parts:
+            if part.weight_files is not None:
+                part.weight_files.fill_blanks()
             if part.files is not None:
-                part.files.begin(part.own_weights)
+                part.files.begin(part.read_own_weights, elements=part.elements)
         units.append(unit)
     heap.trim()
     return tuple(units)

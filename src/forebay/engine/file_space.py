@@ -20,7 +20,24 @@ if TYPE_CHECKING:
 
     from forebay.tiers.ledger import Ledger
 
-__all__ = ["FileSpace", "NvmeOptions"]
+__all__ = ["FileSpace", "NvmeOptions", "WeightBuffers"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightBuffers:
+    """Weights in files, as an engine is asked for them.
+
+    Attributes:
+        count: Pieces that are in host memory at once.
+        elements: Elements of a piece, rounded down to a multiple of 64 Ki; None for what the host
+            budget allows, at most 4 Mi.
+        in_memory_elements: Elements of weights that stay in host memory, the forward's first ones,
+            as far as the host budget has room for them.
+    """
+
+    count: int = 5
+    elements: int | None = None
+    in_memory_elements: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +53,7 @@ class NvmeOptions:
         reads_ahead: Whether pieces are read while others are updated.
         writes_behind: Whether pieces are read before the one before them is written.
         budget: Bytes that may be placed in files; None for what the disk has.
+        weights: What weights in files pass through, where they are asked for.
     """
 
     paths: tuple[Path, ...]
@@ -45,6 +63,7 @@ class NvmeOptions:
     reads_ahead: bool = True
     writes_behind: bool = True
     budget: int | None = None
+    weights: WeightBuffers = WeightBuffers()
 
 
 class FileSpace:

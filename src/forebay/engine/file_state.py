@@ -1,8 +1,8 @@
-"""Master and moments of one part in a file: records, their checksums, single reads and writes.
+"""Master and moments of one part, or its weights, in a file: records, checksums, single accesses.
 
-Updates go through buffers (`engine.spool`); here is what else touches the state: the first
-masters, checkpoints, state dicts, `safe_get_*`. They read and write ranges of one role in blocks
-of a checksum; nobody holds a whole role.
+Updates and loads go through buffers (`engine.spool`, `engine.weight_spool`); here is what else
+touches the files: first values, checkpoints, state dicts, `safe_get_*`. They read and write ranges
+of one role in blocks of a checksum; nobody holds a whole role.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from forebay.errors import TransferError
-from forebay.plan.records import ROLES, SUM_ELEMENTS, records, sum_bytes
+from forebay.plan.records import STATE, SUM_ELEMENTS, RecordForm, records, sum_bytes
 from forebay.tiers.host import HostArena
 from forebay.tiers.ledger import Role
 from forebay.tiers.nvme import NvmeBytes, aligned
@@ -27,18 +27,27 @@ __all__ = ["FileState"]
 
 # 4 MiB at once, as much as the scratch holds.
 _BLOCKS = 16
+# What the ledger calls each role.
+_TIER_ROLES = {
+    "master": Role.HP_PARAMS,
+    "exp_avg": Role.OPTIM_STATES,
+    "exp_avg_sq": Role.OPTIM_STATES,
+    "weight": Role.LP_PARAMS,
+}
 
 
 class FileState:
-    """One shard's state in the files of a space.
+    """One shard's state, or its weights, in the files of a space.
 
     Args:
         elements: Elements of the shard.
         names: (name, offset, elements) of each parameter, for messages.
         piece_elements: Elements of a record.
         space: The files.
+        form: What a record holds.
 
     Attributes:
+        dtype: Of every role.
         records: Its records, in order.
         written: The last write of each record; None before the first update.
         sums: Checksums by record, block and role, as int32.
@@ -53,26 +62,28 @@ class FileState:
         names: Sequence[tuple[str, int, int]],
         piece_elements: int,
         space: FileSpace,
+        form: RecordForm = STATE,
     ) -> None:
-        self.records = records(elements, piece_elements=piece_elements)
+        self._roles, self._item = form.roles, form.item_bytes
+        self.dtype: torch.dtype = getattr(torch, form.dtype)
+        self.records = records(elements, piece_elements=piece_elements, form=form)
         self.written: list[Any] = [None] * len(self.records)
         self.before_write: Callable[[FileState, int], None] | None = None
         self._names = tuple(names)
         self._space = space
         nbytes = sum(record.nbytes for record in self.records)
-        what = f"state of {elements} parameters"
-        self._bytes = NvmeBytes(
-            space.ledger,
-            {Role.HP_PARAMS: nbytes // 3, Role.OPTIM_STATES: nbytes // 3 * 2},
-            what=what,
-        )
+        what = f"{' and '.join(form.roles)} of {elements} parameters"
+        share: dict[Role, int] = {}
+        for role in form.roles:
+            held = share.get(_TIER_ROLES[role], 0)
+            share[_TIER_ROLES[role]] = held + nbytes // len(form.roles)
+        self._bytes = NvmeBytes(space.ledger, share, what=what)
         self._base = space.take(nbytes)
-        self._sums = HostArena(
-            sum_bytes(elements), ledger=space.ledger, role=Role.STAGING, what=f"sums of the {what}"
-        )
-        self.sums = self._sums.tensor(
-            torch.int32, offset_bytes=0, elements=sum_bytes(elements) // 4
-        )
+        room = sum_bytes(elements, form)
+        self._sums = HostArena(room, ledger=space.ledger, role=Role.STAGING, what=f"sums of {what}")
+        self.sums = self._sums.tensor(torch.int32, offset_bytes=0, elements=room // 4)
+        # Blocks that were never written read as zeros.
+        self._blank = set(range(room // 4))
 
     def offset(self, index: int) -> int:
         """Where a record begins in the files."""
@@ -83,15 +94,15 @@ class FileState:
         return self._sums.address + 4 * self.records[index].first_sum
 
     def read(self, role: str, begin: int, end: int) -> torch.Tensor:
-        """A copy of elements of a role, fp32.
+        """A copy of elements of a role.
 
         Raises:
             TransferError: They cannot be read, or are not what was written.
         """
-        value = torch.empty(end - begin)
+        value = torch.empty(end - begin, dtype=self.dtype)
         with self._space.lock:
             for index, first, last in self._stretches(begin, end):
-                held = self._load(index, ROLES.index(role), first, last)
+                held = self._load(index, self._roles.index(role), first, last)
                 start = self.records[index].begin + first
                 low, high = max(begin, start), min(end, start + held.numel())
                 value[low - begin : high - begin] = held[low - start : high - start]
@@ -103,7 +114,7 @@ class FileState:
         Raises:
             TransferError: They cannot be written.
         """
-        number = ROLES.index(role)
+        number = self._roles.index(role)
         end = begin + values.numel()
         with self._space.lock:
             for index, first, last in self._stretches(begin, end):
@@ -117,18 +128,37 @@ class FileState:
                 held[low - start : high - start] = values[low - begin : high - begin]
                 self._store(index, number, first, held)
 
-    def begin(self, weights: torch.Tensor) -> None:
+    def begin(self, weights: Callable[[int, int], torch.Tensor], *, elements: int) -> None:
         """The state before the first update: masters are the weights, moments zero.
 
         Args:
-            weights: The shard's weights, in the working dtype.
+            weights: Reads a range of the shard's weights.
+            elements: How many there are.
         """
-        for start in range(0, weights.numel(), _BLOCKS * SUM_ELEMENTS):
-            chunk = weights[start : start + _BLOCKS * SUM_ELEMENTS]
+        for start in range(0, elements, _BLOCKS * SUM_ELEMENTS):
+            chunk = weights(start, min(start + _BLOCKS * SUM_ELEMENTS, elements))
             self.write("master", start, chunk)
             zeros = torch.zeros(chunk.numel())
             self.write("exp_avg", start, zeros)
             self.write("exp_avg_sq", start, zeros)
+
+    def fill_blanks(self) -> None:
+        """Write what was never written, so that every record can be read whole: padding."""
+        with self._space.lock:
+            for index, record in enumerate(self.records):
+                for first in range(0, record.elements, SUM_ELEMENTS):
+                    last = min(first + SUM_ELEMENTS, record.elements)
+                    for number in range(len(self._roles)):
+                        if self._sum_index(record, number, first) in self._blank:
+                            self._store(index, number, first, self._scratch(last - first).zero_())
+
+    def names_of(self, index: int) -> list[str]:
+        """What each block of a record holds, for messages."""
+        record = self.records[index]
+        return [
+            f"{self._roles[0]} of {self._names_in(begin)}"
+            for begin in range(record.begin, record.end, SUM_ELEMENTS)
+        ]
 
     def close(self) -> None:
         """Give back what is counted; the space closes the files."""
@@ -150,11 +180,11 @@ class FileState:
                 first = last
 
     def _scratch(self, elements: int) -> torch.Tensor:
-        return self._space.scratch.tensor(torch.float32, offset_bytes=0, elements=elements)
+        return self._space.scratch.tensor(self.dtype, offset_bytes=0, elements=elements)
 
     def _span(self, record: Record, index: int, role: int, first: int, elements: int) -> Any:
-        offset = self.offset(index) + role * record.role_bytes + 4 * first
-        return (offset, self._space.scratch.address, aligned(4 * elements))
+        offset = self.offset(index) + role * record.role_bytes + self._item * first
+        return (offset, self._space.scratch.address, aligned(self._item * elements))
 
     def _load(self, index: int, role: int, first: int, last: int) -> torch.Tensor:
         """Blocks of a record's role, in scratch, verified."""
@@ -165,10 +195,14 @@ class FileState:
         held = self._scratch(last - first)
         for block in range(0, held.numel(), SUM_ELEMENTS):
             at = self._sum_index(record, role, first + block)
+            if at in self._blank:
+                held[block : block + SUM_ELEMENTS].zero_()
+                continue
             now, then = self._sum(held[block : block + SUM_ELEMENTS]), int(self.sums[at])
             if now != then:
+                names = self._names_in(record.begin + first + block)
                 raise TransferError(
-                    f"{ROLES[role]} of {self._names_in(record.begin + first + block)} is not what "
+                    f"{self._roles[role]} of {names} is not what "
                     f"was written: its CRC-32C is {now & 0xFFFFFFFF:08x}, and was "
                     f"{then & 0xFFFFFFFF:08x}",
                     hint="the drive returns wrong data; go back to the last checkpoint on another",
@@ -181,23 +215,23 @@ class FileState:
         for block in range(0, held.numel(), SUM_ELEMENTS):
             at = self._sum_index(record, role, first + block)
             self.sums[at] = self._sum(held[block : block + SUM_ELEMENTS])
+            self._blank.discard(at)
         span = self._span(record, index, role, first, held.numel())
         self._wait(self._space.link.write(span, after=after), record, role)
 
     def _sum(self, held: torch.Tensor) -> int:
-        value = int(self._space.core.crc32c(held.data_ptr(), 4 * held.numel()))
+        value = int(self._space.core.crc32c(held.data_ptr(), self._item * held.numel()))
         return value - (1 << 32) if value >> 31 else value
 
-    @staticmethod
-    def _sum_index(record: Record, role: int, element: int) -> int:
-        return record.first_sum + element // SUM_ELEMENTS * len(ROLES) + role
+    def _sum_index(self, record: Record, role: int, element: int) -> int:
+        return record.first_sum + element // SUM_ELEMENTS * len(self._roles) + role
 
     def _wait(self, ticket: Any, record: Record, role: int) -> None:
         try:
             ticket.wait()
         except RuntimeError as error:
             raise TransferError(
-                f"{ROLES[role]} of {self._names_in(record.begin)} cannot be reached: {error}"
+                f"{self._roles[role]} of {self._names_in(record.begin)} cannot be reached: {error}"
             ) from error
 
     def _names_in(self, begin: int) -> str:

@@ -1,4 +1,4 @@
-"""Which units keep their state in files, in what buffers it comes to host memory, and who does it.
+"""Which units keep state and weights in files, through what buffers they come, and who does it.
 
 `engine.file_space` holds the files, `engine.spool` moves state.
 """
@@ -12,12 +12,12 @@ from forebay.engine.file_space import FileSpace
 from forebay.engine.spool import Spool
 from forebay.errors import BudgetError
 from forebay.plan.memory import forecast, part_bytes
-from forebay.plan.placement import FileBuffers, UpdatePlace
+from forebay.plan.placement import FileBuffers, UpdatePlace, WeightPlace
 from forebay.plan.records import SUM_ELEMENTS
 from forebay.units_of_measure import budget_text, format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from forebay.engine.executor import Executor
     from forebay.engine.file_space import NvmeOptions
@@ -33,55 +33,115 @@ _MOST_ELEMENTS = 4 << 20
 _SHARE_OF_BUDGET = 8
 # fp32 master, two moments, and the new weight behind them.
 _BUFFER_ITEM_BYTES = 14
+# At most: weights in fp32.
+_WEIGHT_ITEM_BYTES = 4
 
 
 def with_files(
     placement: Placement,
     options: NvmeOptions,
     *,
+    weights: WeightPlace,
     host_budget: int | None,
     device_page_bytes: int,
 ) -> Placement:
-    """The placement with the state in files that the host budget has no room for.
+    """The placement with what the host budget has no room for in files.
 
-    Units stay in memory in their order as far as the budget goes: a byte of memory saves most as
-    one that never moves, and the next forward needs the first ones first. Without a budget all
-    state that is not on the device is in files.
+    State stays in memory in the order of the units as far as the budget goes: a byte of memory
+    saves most as one that never moves, and the next forward needs the first ones first. Without a
+    budget all state that is not on the device is in files. Weights that are asked to be in files
+    come before state: a byte of them is read twice and written once in a step.
+
+    Args:
+        placement: Everything in host memory that is not on the device.
+        options: Files and buffers.
+        weights: Where weights are asked to live.
+        host_budget: Bytes that may be placed on the host; None without a bound.
+        device_page_bytes: What each device allocation is rounded up to.
     """
-    buffers = FileBuffers(
-        count=options.buffer_count,
-        piece_elements=_piece_elements(options, host_budget),
-        reads_ahead=options.reads_ahead,
-        writes_behind=options.writes_behind,
-    )
-    placement = replace(placement, buffers=buffers)
-    off_device = [u for u in placement.units if u.update is not UpdatePlace.DEVICE]
-    in_files = replace(
+    wanted = options.weights
+    placement = replace(
         placement,
-        units=tuple(
-            replace(unit, update=UpdatePlace.NVME) if unit in off_device else unit
-            for unit in placement.units
+        buffers=FileBuffers(
+            count=options.buffer_count,
+            piece_elements=_piece_elements(
+                options.buffer_elements,
+                host_budget=host_budget,
+                each_bytes=_BUFFER_ITEM_BYTES * options.buffer_count,
+            ),
+            reads_ahead=options.reads_ahead,
+            writes_behind=options.writes_behind,
+        ),
+        weight_buffers=FileBuffers(
+            count=wanted.count,
+            piece_elements=_piece_elements(
+                wanted.elements,
+                host_budget=host_budget,
+                each_bytes=_WEIGHT_ITEM_BYTES * wanted.count,
+            ),
         ),
     )
-    if host_budget is None:
-        return in_files
-    if _host_bytes(placement, device_page_bytes) <= host_budget:
-        return placement
-    left = host_budget - _host_bytes(in_files, device_page_bytes)
-    units: list[UnitPlacement] = []
-    for here, there in zip(placement.units, in_files.units, strict=True):
+    to_files = weights is WeightPlace.NVME
+    in_files = tuple(
+        unit
+        if unit.update is UpdatePlace.DEVICE
+        else replace(
+            unit,
+            update=UpdatePlace.NVME,
+            weights=WeightPlace.NVME if to_files else unit.weights,
+        )
+        for unit in placement.units
+    )
+    left = None
+    if host_budget is not None:
+        if _host_bytes(placement, device_page_bytes) <= host_budget:
+            return placement
+        least = replace(placement, units=in_files)
+        left = host_budget - _host_bytes(least, device_page_bytes)
+    units, left = _with_weights_in_memory(
+        in_files, placement, elements=wanted.in_memory_elements, left=left
+    )
+    if left is not None:
+        units = _with_state_in_memory(units, placement, left=left)
+    return replace(placement, units=units)
+
+
+def _with_weights_in_memory(
+    units: Sequence[UnitPlacement], placement: Placement, *, elements: int, left: int | None
+) -> tuple[tuple[UnitPlacement, ...], int | None]:
+    """The first units keep their weights in memory; also what is left of the budget then."""
+    found: list[UnitPlacement] = []
+    for unit in units:
+        if unit.weights is WeightPlace.NVME:
+            here = replace(unit, weights=WeightPlace.HOST)
+            elements -= sum(placement.sharding.state(part).elements for part in unit.layout.parts)
+            extra = _extra_bytes(here, unit, placement)
+            if elements >= 0 and (left is None or extra <= left):
+                left = None if left is None else left - extra
+                found.append(here)
+                continue
+            elements = -1
+        found.append(unit)
+    return tuple(found), left
+
+
+def _with_state_in_memory(
+    units: Sequence[UnitPlacement], placement: Placement, *, left: int
+) -> tuple[UnitPlacement, ...]:
+    """The first units keep their state in memory, and with it their weights."""
+    found: list[UnitPlacement] = []
+    for here, there in zip(placement.units, units, strict=True):
         left -= _extra_bytes(here, there, placement)
-        units.append(here if left >= 0 or here.update is UpdatePlace.DEVICE else there)
-    return replace(in_files, units=tuple(units))
+        found.append(here if left >= 0 or here.update is UpdatePlace.DEVICE else there)
+    return tuple(found)
 
 
-def _piece_elements(options: NvmeOptions, host_budget: int | None) -> int:
-    wanted = options.buffer_elements
+def _piece_elements(wanted: int | None, *, host_budget: int | None, each_bytes: int) -> int:
+    """Elements of a piece; `each_bytes` is what one element more takes in all buffers."""
     if wanted is None:
         wanted = _MOST_ELEMENTS
         if host_budget is not None:
-            share = host_budget // _SHARE_OF_BUDGET // options.buffer_count
-            wanted = min(wanted, share // _BUFFER_ITEM_BYTES)
+            wanted = min(wanted, host_budget // _SHARE_OF_BUDGET // each_bytes)
     return max(1, wanted // SUM_ELEMENTS) * SUM_ELEMENTS
 
 
@@ -98,7 +158,7 @@ def _extra_bytes(here: UnitPlacement, there: UnitPlacement, placement: Placement
             nbytes
             for part in unit.layout.parts
             for (tier, _), nbytes in part_bytes(
-                part, placement=placement, update=unit.update
+                part, placement=placement, update=unit.update, weights=unit.weights
             ).items()
             if tier == "host"
         )

@@ -1,4 +1,7 @@
-"""Weights on the host as the source of units' weights on the device: one copy, on its own lane."""
+"""Weights on the host or in files as the source of units' weights on the device.
+
+From the host it is one copy, on its own lane; files are `engine.weight_spool`'s.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ if TYPE_CHECKING:
     from forebay.accelerators.base import Waitable
     from forebay.engine.part import PartStorage
     from forebay.engine.unit import Unit
+    from forebay.engine.weight_spool import WeightSpool
     from forebay.links.lanes import Lanes
 
 __all__ = ["HostWeights"]
@@ -23,11 +27,15 @@ class HostWeights:
     Args:
         lanes: The link.
         piece_elements: Elements of one piece of an update.
+        spool: Brings weights in files; None where there are none.
     """
 
-    def __init__(self, lanes: Lanes, *, piece_elements: int) -> None:
+    def __init__(
+        self, lanes: Lanes, *, piece_elements: int, spool: WeightSpool | None = None
+    ) -> None:
         self._lanes = lanes
         self._piece = piece_elements
+        self._spool = spool
         # What last wrote a part's stored weights: whole, or piece by piece.
         self._writes: dict[int, Any] = {}
         self._updates: dict[int, Any] = {}
@@ -48,14 +56,19 @@ class HostWeights:
         self._lanes.observer.doing(OpKind.LOAD, unit.name)
         # The allocator may hand out memory that enqueued kernels still use: the copy waits.
         event = self._lanes.accelerator.record_event()
-        tickets = []
+        tickets: list[Any] = []
         for part in unit.parts:
+            part.loads = [one for one in part.loads if not one.done]
+            if part.weight_files is not None:
+                assert self._spool is not None
+                tickets += self._spool.bring(part, name=unit.name, event=event)
+                part.loads += tickets
+                continue
             update = self._updates.get(id(part))
             plan = self._plan(part)
             after = [self._writes[id(part)]] if id(part) in self._writes else []
             ticket = self._lanes.load(plan, after=after, piecewise=update, event=event.handle)
             self._lanes.traffic[Lane.UP] += plan.nbytes
-            part.loads = [one for one in part.loads if not one.done]
             part.loads.append(self._lanes.hold(ticket, event))
             tickets.append(ticket)
         return tickets

@@ -95,10 +95,9 @@ def _refresh_streamed(record: ParamRecord) -> bool:
     for ticket in [part.ticket, *part.loads]:
         if ticket is not None:
             wait(ticket, f"the last transfer of {record.label}")
-    stored = part.stored(slot)
     if moved or written:
         with torch.no_grad():
-            stored.copy_(part.share(param.data, slot) if part.is_sharded else param.data)
+            part.store(slot, param.data)
             if moved and not record.pending:
                 here.copy_(param.data)
         param.data = here

@@ -1,8 +1,7 @@
 """The memory of one part: working weights, master, moments, and the gradient's landing place.
 
 One flat space of elements for every role (`model.layout`). It allocates and gives views; it
-moves nothing. Where weights live on the host, `weights` is there and parameters are tensors of a
-`WeightHome`, whose memory comes and goes.
+moves nothing. Weights that do not live on the device are `engine.weight_memory`'s.
 
 [Note: storages] A parameter's weight is a tensor over the part's memory whose storage begins and
 ends with it (through DLPack, which keeps the memory alive). Savers look at storages: safetensors'
@@ -20,13 +19,12 @@ import torch
 from torch.utils.dlpack import from_dlpack
 
 from forebay.engine.file_state import FileState
-from forebay.engine.homes import WeightHome
 from forebay.engine.rank_sums import RankSums
 from forebay.engine.state_memory import PartMemory, StateMemory
+from forebay.engine.weight_memory import WeightMemory
 from forebay.model.layout import ITEM_BYTES, Segment
 from forebay.optim.master import join, split
 from forebay.plan.placement import MasterLayout, UpdatePlace, WeightPlace
-from forebay.tiers.device import DeviceArena
 from forebay.tiers.host import HostArena
 from forebay.tiers.ledger import Role
 
@@ -68,9 +66,11 @@ class PartStorage:
         memory: Device, ledger and page-locking policy.
 
     Attributes:
-        weights: The working weights where they live, flat.
-        home: The parameters' memory on the device, where weights live on the host.
-        loads: Transfers that still read the weights on the host.
+        weights: The working weights where they live, flat; empty where that is in files.
+        weight_files: Those files.
+        home: The parameters' memory on the device, where weights come and go.
+        is_sharded: Whether no rank holds the whole weights.
+        loads: Transfers that still read the weights where they live.
         squares: Sums of squares that still read the landed gradient.
     """
 
@@ -95,19 +95,26 @@ class PartStorage:
         self.files: FileState | None = None
         if update is UpdatePlace.NVME:
             self.files = self._file_state(placement.buffers.piece_elements)
-        self.home: WeightHome | None = None
         self.loads: list[Any] = []
         self.squares: list[Any] = []
-        self._weights: DeviceArena | HostArena | None = None
         self._own: dict[int, torch.Tensor] = {}
         self.on_host = update is not UpdatePlace.DEVICE
         # Updated on the device last time: what `high` mirrors of the weights is older than they.
         self.high_is_stale = False
         self._state = StateMemory(self.elements, self.master, update=update, memory=memory)
-        self.weights = self._place_weights(weights)
-        self.stores_on_host = streams = weights is WeightPlace.HOST
+        self.stores_on_host = weights is WeightPlace.HOST
         # The weights themselves are (the high half of) the master.
-        lies_apart = not streams or self.master is MasterLayout.WHOLE or self.files is not None
+        lies_apart = self.master is MasterLayout.WHOLE or self.files is not None
+        lies_apart = lies_apart or not self.stores_on_host
+        self._weights = WeightMemory(
+            layout,
+            placement=placement,
+            place=weights,
+            in_master=None if lies_apart else self._state.high,
+            memory=memory,
+        )
+        self.home, self.weight_files = self._weights.home, self._weights.files
+        self.is_sharded = weights is not WeightPlace.DEVICE and self.elements != layout.elements
         self.high_is_weight = self._state.high is None or not lies_apart
         self.rebind()
         self.gradient_form = (
@@ -130,10 +137,9 @@ class PartStorage:
         self._state.rebind()
         self.low, self.exp_avg = self._state.low, self._state.exp_avg
         self.exp_avg_sq = self._state.exp_avg_sq
-        if isinstance(self._weights, DeviceArena):
-            self.weights = self._weights.flat
+        if self._weights.on_device is not None:
             self._own.clear()
-        self.own_weights = self.weights
+        self.weights = self.own_weights = self._weights.flat
         if self.home is None:
             self.own_weights = self.weights[self.shard.start : self.shard.end]
         self.high = self.own_weights if self._state.high is None else self._state.high
@@ -141,18 +147,13 @@ class PartStorage:
     @property
     def device_arenas(self) -> list[DeviceArena]:
         """The part's memory on the device."""
-        arenas = [*self._state.arenas, self._weights]
+        arenas = [*self._state.arenas, self._weights.on_device]
         return [arena for arena in arenas if isinstance(arena, DeviceArena)]
 
     @cached_property
     def update_segments(self) -> tuple[tuple[int, int], ...]:
         """(offset, elements) in the shard of each parameter, in the layout's order."""
         return tuple((segment.offset, segment.elements) for segment in self.segments.values())
-
-    @property
-    def is_sharded(self) -> bool:
-        """Whether no rank holds the whole weights."""
-        return self.weights.numel() != self.layout.elements
 
     @property
     def elements(self) -> int:
@@ -170,38 +171,6 @@ class PartStorage:
             piece_elements=piece_elements,
             space=self._memory.files,
         )
-
-    def _place_weights(self, place: WeightPlace) -> torch.Tensor:
-        """Make the working weights' memory; none where they are the high half of the master."""
-        what = f"weights of {self.layout.elements} parameters"
-        if place is WeightPlace.DEVICE:
-            self._weights = DeviceArena(
-                self.layout.elements,
-                dtype=self.dtype,
-                device=self.device,
-                ledger=self._memory.ledger,
-                role=Role.LP_PARAMS,
-                what=what,
-            )
-            return self._weights.flat
-        self.home = WeightHome(self.layout, dtype=self.dtype, accelerator=self._memory.accelerator)
-        if place is WeightPlace.RANKS:
-            self._weights = DeviceArena(
-                self.elements,
-                dtype=self.dtype,
-                device=self.device,
-                ledger=self._memory.ledger,
-                role=Role.LP_PARAMS,
-                what=what,
-            )
-            return self._weights.flat
-        if self.master is not MasterLayout.WHOLE and self.files is None:
-            assert self._state.high is not None
-            return self._state.high
-        self._weights = self._memory.host_arena(
-            self.elements * self.dtype.itemsize, role=Role.LP_PARAMS, what=what
-        )
-        return self._weights.tensor(self.dtype, offset_bytes=0, elements=self.elements)
 
     def await_readers(self) -> None:
         """Return once master, moments and weights may change; call it before they do."""
@@ -274,8 +243,12 @@ class PartStorage:
     def stored(self, slot: ParamSlot) -> torch.Tensor:
         """One parameter's working weight where it lives; see [Note: storages].
 
-        In its shape, or what this rank holds of it (`view`) where weights are sharded.
+        In its shape, or what this rank holds of it (`view`) where weights are sharded. A copy where
+        it is in a file.
         """
+        if self.weight_files is not None:
+            segment = self.segments[slot.index]
+            return self._shaped(self.read_weights(segment.offset, segment.end), slot)
         if self.is_sharded:
             return self.view(self.weights, slot)
         own = self._own.get(slot.index)
@@ -286,10 +259,38 @@ class PartStorage:
             self._own[slot.index] = own
         return own
 
+    def store(self, slot: ParamSlot, value: torch.Tensor) -> None:
+        """Write one parameter's working weight where it lives, given whole or as `view`."""
+        held = self.share(value.detach(), slot) if self.is_sharded else value.detach()
+        if self.weight_files is None:
+            self.stored(slot).copy_(held)
+        else:
+            self.write_own_weights(self.segments[slot.index].offset, held.reshape(-1))
+
+    def read_weights(self, begin: int, end: int) -> torch.Tensor:
+        """Elements of the weights that are held here: a view, or a copy from files."""
+        return self._weights.read(begin, end)
+
+    def read_own_weights(self, begin: int, end: int) -> torch.Tensor:
+        """The same for the elements whose state is held here."""
+        return self.own_weights[begin:end] if self.home is None else self.read_weights(begin, end)
+
+    def write_own_weights(self, begin: int, values: torch.Tensor) -> None:
+        """Write elements of those where they live, given flat."""
+        if self.home is None:
+            self.own_weights[begin : begin + values.numel()] = values.to(self.own_weights.device)
+        else:
+            self._weights.write(begin, values)
+
     def view(self, flat: torch.Tensor, slot: ParamSlot) -> torch.Tensor:
         """What a flat role of the shard holds of a parameter: in its shape, or flat if not all."""
         segment = self.segments[slot.index]
         return self._shaped(flat[segment.offset : segment.end], slot)
+
+    def held_shape(self, slot: ParamSlot) -> tuple[int, ...]:
+        """The shape of `view`."""
+        held = self.segments[slot.index].elements
+        return tuple(slot.shape) if held == slot.elements else (held,)
 
     def _shaped(self, held: torch.Tensor, slot: ParamSlot) -> torch.Tensor:
         return held.view(slot.shape) if held.numel() == slot.elements else held
@@ -379,14 +380,13 @@ class PartStorage:
         """Let go of all memory once nobody reads it; weights live on while parameters view them."""
         self.await_readers()
         self._own.clear()
-        arenas = [*self._state.arenas, self._weights, self._gradient, self.spare]
-        for arena in arenas:
+        for arena in [*self._state.arenas, self._gradient, self.spare]:
             if arena is not None:
                 arena.close()
+        self._weights.close()
         if self.files is not None:
             self.files.close()
         self._state.forget()
-        self.weights = torch.empty(0)
         self.rebind()
 
 

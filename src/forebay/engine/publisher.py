@@ -64,7 +64,7 @@ class Publisher:
             updates: The ticket of each part's update; None where it has none.
             changed: Indices of the parameters that change.
         """
-        if unit.stores_on_host:
+        if unit.stores_off_device:
             self._renew(unit, changed)
             for part, update in zip(unit.parts, updates, strict=True):
                 if update is not None:
@@ -98,7 +98,7 @@ class Publisher:
 
         Its state was updated on the device and is on its way home, or was updated from files.
         """
-        if unit.stores_on_host:
+        if unit.stores_off_device:
             self._renew(unit, changed)
             for part in unit.parts:
                 self._source.follow_write(part, part.ticket)

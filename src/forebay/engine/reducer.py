@@ -153,7 +153,7 @@ class Reducer:
         self, part: PartStorage, records: Sequence[ParamRecord], *, wide: bool
     ) -> torch.Tensor:
         dtype = torch.float32 if wide else part.dtype
-        flat = torch.zeros(part.layout.elements, dtype=dtype, device=part.weights.device)
+        flat = torch.zeros(part.layout.elements, dtype=dtype, device=part.device)
         part.sums.is_spread = True
         for record in records:
             if not record.has_local:

@@ -298,11 +298,11 @@ def write_master(record: ParamRecord, start: int, master: torch.Tensor) -> None:
     if part.low is not None:
         high, low = split(master)
         part.low[here] = low.to(part.low.device)
-        part.own_weights[here] = high.to(part.weights.device)
+        part.write_own_weights(here.start, high)
         if not part.high_is_weight:
             part.high[here] = high.to(part.high.device)
         return
-    part.own_weights[here] = round_to(master, part.dtype).to(part.weights.device)
+    part.write_own_weights(here.start, round_to(master, part.dtype))
     if not part.high_is_weight:
         part.write("master", here.start, master)
 

@@ -10,7 +10,7 @@ import torch
 from forebay.checkpoint.disk import RealDisk
 from forebay.checkpoint.header import TensorSpec, dtype_name
 from forebay.checkpoint.manifest import Kind
-from forebay.checkpoint.sources import RoundedSource, TensorSource
+from forebay.checkpoint.sources import ReadSource, RoundedSource, TensorSource
 from forebay.checkpoint.writer import PIECE_BYTES, Staging, TensorWriter
 from forebay.engine.snapshot import untrained_tensors
 from forebay.errors import CheckpointError
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from forebay.checkpoint.sources import Source
     from forebay.engine.engine import Engine
+    from forebay.engine.record import ParamRecord
 
 __all__ = ["save_sixteen_bit"]
 
@@ -42,13 +43,13 @@ def save_sixteen_bit(engine: Engine, path: Path, *, excludes_frozen: bool) -> No
             f"{path.name} is no safetensors file, and forebay writes no pickles",
             hint="save_16bit_model(save_dir, 'model.safetensors')",
         )
-    named = [(r.label, r.part.stored(r.slot)) for r in engine.collector.records]
-    named += [
+    sources = [_weight(record) for record in engine.collector.records]
+    named = [
         (other.names[0], other.tensor.detach().contiguous())
         for other in untrained_tensors(engine.module, engine.collector.records)
         if other.kind is not Kind.FROZEN or not excludes_frozen
     ]
-    sources = [_source(name, value) for name, value in named]
+    sources += [_source(name, value) for name, value in named]
     disk, partial = RealDisk(), f".{path.name}.forebay-partial"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -65,6 +66,17 @@ def save_sixteen_bit(engine: Engine, path: Path, *, excludes_frozen: bool) -> No
     except OSError as error:
         disk.remove_tree(path.parent / partial)
         raise CheckpointError(f"cannot save {path}: {error.strerror or os.strerror(5)}") from error
+
+
+def _weight(record: ParamRecord) -> Source:
+    """A trained weight where it lives; from files it is read piece by piece."""
+    part, slot = record.part, record.slot
+    if part.weight_files is None:
+        return _source(record.label, part.stored(slot))
+    dtype = torch.bfloat16 if part.dtype is torch.float32 else part.dtype
+    name = dtype_name(dtype, what=record.label)
+    spec = TensorSpec(key=record.label, dtype=name, shape=tuple(slot.shape))
+    return ReadSource(spec, part.read_weights, first=slot.offset)
 
 
 def _source(name: str, value: torch.Tensor) -> Source:

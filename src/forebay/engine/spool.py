@@ -6,6 +6,8 @@ the ticket of the one before:
     read (its buffer is free) -> update (the gradient has landed) -> publish the new weights
                                                                   -> write back -> buffer is free
 
+Where weights are in files too, they are summed and written instead of published.
+
 [Note: what stays] Buffers end a step with its last pieces. Read-ahead during the next backward
 needs no clip factor; it fills them with the pieces that the coming step begins with, and leaves
 those among them that are here already. The file is the truth once the barrier was passed: a
@@ -18,6 +20,7 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 from forebay.engine.gradients import before_update
+from forebay.engine.weight_spool import WeightPiece
 from forebay.links.lanes import PIECE_BYTES
 from forebay.model.layout import ITEM_BYTES
 from forebay.optim.flat_state import native_hypers
@@ -145,12 +148,16 @@ class Spool:
                 if job.is_present:
                     update = self._advance(unit, job, numbers, order.scale)
                     updates.append(update)
-                    if not unit.stores_on_host:
-                        arrivals.append(self._publish(unit, job, update, event.handle))
-                    self._write(unit, job, update, arrivals[-1:])
+                    leaves = []
+                    if not unit.stores_off_device:
+                        leaves = [self._publish(unit, job, update, event.handle)]
+                        arrivals += leaves
+                    elif part.weight_files is not None:
+                        leaves = [self._write_weights(part.weight_files, job, update)]
+                    self._write(unit, job, update, leaves)
             if updates:
                 part.ticket = self._lanes.hold(self._lanes.join(updates))
-        if unit.stores_on_host:
+        if unit.stores_off_device:
             self._publisher.written_back(unit, order.hyper_of)
         elif changed:
             self._lanes.hold(self._lanes.join(arrivals), event)
@@ -174,6 +181,8 @@ class Spool:
         job.buffer = buffer.address
         lanes.observer.doing(OpKind.UPDATE, unit.name)
         after = [buffer.arrival, *buffer.users, *before_update(job.part)]
+        if job.part.weight_files is not None and not job.is_whole:
+            after.append(self._read_weights(job.part.weight_files, job, buffer))
         native = job.native(lanes.core)
         ticket = lanes.update(
             *(native, numbers, job.chosen, scale, max(1, job.record.elements), None, after),
@@ -195,7 +204,31 @@ class Spool:
         self._traffic[Lane.UP] += plan.nbytes
         return self._lanes.publish_behind([update], plan, event=event)
 
-    def _write(self, unit: Unit, job: _PieceJob, update: Any, arrivals: list[Any]) -> None:
+    def _read_weights(self, state: FileState, job: _PieceJob, buffer: _Buffer) -> Any:
+        """Bring a piece's old weights behind its record: not all of them become new."""
+        if job.new_weights == job.buffer:  # fp32: the master that comes is the weight
+            return buffer.arrival
+        written = state.written[job.index]
+        after = buffer.users if written is None else [*buffer.users, written]
+        piece = WeightPiece.whole(state, job.index)
+        span = piece.span(job.new_weights)
+        read = self._lanes.hold(self._link.read(span, after=after))
+        self._lanes.observer.submitted(Lane.READ, read, span[2])
+        self._traffic[Lane.READ] += span[2]
+        return piece.sums(self._lanes, "compare", at=job.new_weights, after=[read])
+
+    def _write_weights(self, state: FileState, job: _PieceJob, update: Any) -> Any:
+        """Sum a piece's new weights and write them to their file."""
+        piece = WeightPiece.whole(state, job.index)
+        summed = piece.sums(self._lanes, "store", at=job.new_weights, after=[update])
+        span = piece.span(job.new_weights)
+        ticket = self._lanes.hold(self._link.write(span, after=[summed]))
+        self._lanes.observer.submitted(Lane.WRITE, ticket, span[2])
+        self._traffic[Lane.WRITE] += span[2]
+        state.written[job.index] = ticket
+        return ticket
+
+    def _write(self, unit: Unit, job: _PieceJob, update: Any, leaves: list[Any]) -> None:
         self._lanes.observer.doing(OpKind.STORE, unit.name)
         state, record = job.state, job.record
         span = (state.offset(job.index), job.buffer, record.nbytes)
@@ -206,7 +239,7 @@ class Spool:
         buffer = self._holder(state, job.index)
         assert buffer is not None
         # What the buffer holds is the piece as the update leaves it; it is free once both are out.
-        buffer.arrival, buffer.users = update, [ticket, *arrivals]
+        buffer.arrival, buffer.users = update, [ticket, *leaves]
 
     def _holder(self, state: FileState, index: int) -> _Buffer | None:
         return next((b for b in self._buffers if b.holds == (state, index)), None)
@@ -274,6 +307,11 @@ class _PieceJob:
                 self.chosen.append(order.hyper_of.get(member.index, -1))
 
     @property
+    def is_whole(self) -> bool:
+        """Whether every parameter of the piece is updated."""
+        return all(hyper >= 0 for hyper in self.chosen)
+
+    @property
     def is_present(self) -> bool:
         """Whether any parameter of the piece is updated."""
         return any(hyper >= 0 for hyper in self.chosen)
@@ -281,7 +319,7 @@ class _PieceJob:
     @property
     def new_weights(self) -> int:
         """Address of the new weights: in their place on the host, behind the record, or in it."""
-        if self.part.home is not None:
+        if self.part.stores_on_host:
             return self.part.weights.data_ptr() + self.part.dtype.itemsize * self.record.begin
         return self.buffer + (0 if self.part.layout.dtype == "float32" else self.record.nbytes)
 

@@ -75,7 +75,7 @@ def check_entry(record: ParamRecord, entry: Mapping[str, Any]) -> None:
             raise CheckpointError(f"the state of {record.label} has no {name}")
     for name in _TENSORS:
         value = entry.get(name)
-        shape = tuple(record.part.view(record.part.own_weights, record.slot).shape)
+        shape = record.part.held_shape(record.slot)
         if value is not None and tuple(value.shape) != shape:
             raise CheckpointError(
                 f"{name} of {record.label} has shape {tuple(value.shape)}, the parameter {shape}"

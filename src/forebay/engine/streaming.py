@@ -15,9 +15,11 @@ from forebay.engine.residency import Residency
 from forebay.engine.saved_weights import SavedWeights
 from forebay.engine.streaming_hooks import StreamingHooks
 from forebay.engine.unit import WeightState
+from forebay.engine.weight_spool import WeightSpool
 from forebay.model.external import external_parameters
 from forebay.model.holding import held_by_modules
 from forebay.plan.memory import streamed_bytes
+from forebay.plan.placement import WeightPlace
 from forebay.plan.weight_pool import WeightPool
 from forebay.tiers.ledger import Role, Tier
 
@@ -70,8 +72,12 @@ class Streaming:
         self.nans = nans
         self._units = [unit for unit in units if unit.streams_weights]
         self.source: HostWeights | RankWeights
+        self._spool: WeightSpool | None = None
         if lanes.ranks is None or placement.sharding.stage == 0:
-            self.source = HostWeights(lanes, piece_elements=placement.piece_elements)
+            in_files = any(unit.weights is WeightPlace.NVME for unit in placement.units)
+            spool = WeightSpool(lanes, placement=placement, memory=memory) if in_files else None
+            self.source = HostWeights(lanes, piece_elements=placement.piece_elements, spool=spool)
+            self._spool = spool
         else:
             self.source = RankWeights(lanes.ranks, lanes=lanes)
         pool = WeightPool(
@@ -172,7 +178,7 @@ class Streaming:
 
     def renew(self, unit: Unit, changed: Sequence[ParamRecord], arrivals: Sequence[Any]) -> None:
         """A unit's slices have new weights, or will when `arrivals` are there."""
-        if not unit.stores_on_host and isinstance(self.source, RankWeights):
+        if not unit.stores_off_device and isinstance(self.source, RankWeights):
             self.residency.renew(unit, changed)
             self.source.follow_all(unit, arrivals)
 
@@ -192,4 +198,6 @@ class Streaming:
             self._hooks.detach()
         if self.activations is not None:
             self.activations.close()
+        if self._spool is not None:
+            self._spool.close()
         self._reservation.release()

@@ -195,9 +195,8 @@ class StreamingHooks:
     def _after_load(self, module: nn.Module, _incompatible: Any) -> None:
         for _, record, _ in self._streamed(module):
             if record.param._version != record.version or record.master_is_loaded:
-                if record.part.is_sharded:
-                    value = record.part.share(record.param.data, record.slot)
-                    record.part.stored(record.slot).copy_(value)
+                if record.part.is_sharded or record.part.weight_files is not None:
+                    record.part.store(record.slot, record.param.data)
                 settle_stored(record)
             if record.away is not None:
                 record.param.data = record.away

@@ -40,7 +40,7 @@ class WeightState(Enum):
     PENDING = "pending"
     """New ones are on their way; see [Note: pending weights]."""
     AWAY = "away"
-    """They live on the host and are not on the device now; parameters view NaN as if pending."""
+    """They live elsewhere and are not on the device now; parameters view NaN as if pending."""
 
 
 class NanSource:
@@ -153,9 +153,9 @@ class Unit:
         return self.placement.weights is not WeightPlace.DEVICE
 
     @property
-    def stores_on_host(self) -> bool:
-        """Whether its weights (or this rank's slices) live on the host."""
-        return self.placement.weights is WeightPlace.HOST
+    def stores_off_device(self) -> bool:
+        """Whether its weights (or this rank's slices) live on the host or in files."""
+        return self.placement.weights.is_off_device
 
     def bind(self, record: ParamRecord, source: ParameterSource | None) -> None:
         """Move one parameter's values into the unit's memory.
@@ -165,7 +165,6 @@ class Unit:
             source: Where its value comes from if it is on the meta device.
         """
         part, slot, param = record.part, record.slot, record.param
-        view = part.stored(slot)
         if param.is_meta:
             assert source is not None
             value = source.read(slot.names, param)
@@ -174,8 +173,8 @@ class Unit:
         else:
             value = param.data
         with torch.no_grad():
-            view.copy_(part.share(value, slot) if part.is_sharded else value)
-        param.data = view
+            part.store(slot, value)
+        param.data = part.weight(slot) if part.weight_files is not None else part.stored(slot)
 
     def leave(self, nans: NanSource) -> None:
         """The weights' memory on the device is going: parameters view NaN instead."""

@@ -277,6 +277,10 @@ class Lanes:
         """`Pool.square_sums` with its arguments."""
         return self._on_host(self.pool.square_sums(*arguments))
 
+    def checksums(self, *arguments: Any) -> Any:
+        """`Pool.checksums` with its arguments."""
+        return self._on_host(self.pool.checksums(*arguments))
+
     def _on_host(self, ticket: Any) -> Any:
         self.observer.submitted(Lane.HOST, ticket, 0)
         return ticket

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from forebay.plan.foresight import Pass
 from forebay.plan.memory import streamed_bytes
-from forebay.plan.placement import WeightPlace
 from forebay.plan.weight_pool import MoveKind, WeightPool
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ def window_loads(placement: Placement, *, order: Sequence[int]) -> list[Load]:
         placement: Which units stream, and the pool's bytes.
         order: Unit indices in the order in which a forward needs them.
     """
-    streamed = {u.layout.index: u.layout for u in placement.units if u.weights is WeightPlace.HOST}
+    streamed = {u.layout.index: u.layout for u in placement.units if u.weights.is_off_device}
     used = [unit for unit in order if unit in streamed]
     if not used:
         return []

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from forebay.model.layout import ITEM_BYTES, SUM_ITEM_BYTES
 from forebay.plan.placement import Accumulation, MasterLayout, UpdatePlace, WeightPlace
-from forebay.plan.records import SECTOR_BYTES, SUM_ELEMENTS, records, sum_bytes
+from forebay.plan.records import SECTOR_BYTES, SUM_ELEMENTS, records, sum_bytes, weight_form
 
 if TYPE_CHECKING:
     from forebay.model.layout import PartLayout, UnitLayout
@@ -28,6 +28,8 @@ __all__ = [
     "part_bytes",
     "ring_bytes",
     "streamed_bytes",
+    "weight_buffer_bytes",
+    "weight_staging_bytes",
 ]
 
 # One slot is filled while another is added and a third waits; one more hides jitter.
@@ -78,6 +80,11 @@ def part_bytes(
         sizes["device", "lp_params"] = _on_device(item * part.elements)
     elif weights is WeightPlace.RANKS:
         sizes["device", "lp_params"] = _on_device(item * n)
+    elif weights is WeightPlace.NVME:
+        form = weight_form(part.dtype)
+        cut = records(n, piece_elements=placement.buffers.piece_elements, form=form)
+        sizes["nvme", "lp_params"] = sum(record.nbytes for record in cut)
+        sizes["host", "staging"] = _rounded(sum_bytes(n, form), page)
     elif master is MasterLayout.WHOLE or update is UpdatePlace.NVME:
         sizes["host", "lp_params"] = _rounded(item * n, page)
     if update is not UpdatePlace.DEVICE:
@@ -85,7 +92,8 @@ def part_bytes(
             total = _file_bytes(n, placement)
             sizes["nvme", "hp_params"] = total // 3
             sizes["nvme", "optim_states"] = total // 3 * 2
-            sizes["host", "staging"] = _rounded(sum_bytes(n), page)
+            sums = sizes.get(("host", "staging"), 0)
+            sizes["host", "staging"] = sums + _rounded(sum_bytes(n), page)
         else:
             sizes["host", "hp_params"] = _rounded(4 * n, page)
             sizes["host", "optim_states"] = _rounded(8 * n, page)
@@ -128,6 +136,7 @@ def forecast(placement: Placement, *, device_page_bytes: int = 1) -> dict[tuple[
     if any(unit.update is UpdatePlace.NVME for unit in placement.units):
         staging += _rounded(placement.buffers.count * buffer_bytes(placement), mmap.PAGESIZE)
         staging += SCRATCH_BYTES
+    staging += weight_staging_bytes(placement)
     if staging:
         total["host", "staging"] = staging
     return total
@@ -160,6 +169,22 @@ def buffer_bytes(placement: Placement) -> int:
             for record in cut[:1]:
                 largest = max(largest, record.nbytes + new * record.elements)
     return _rounded(largest, mmap.PAGESIZE)
+
+
+def weight_buffer_bytes(placement: Placement) -> int:
+    """Bytes of one buffer for weights in files: the largest piece of them."""
+    most = min(placement.weight_buffers.piece_elements, placement.buffers.piece_elements)
+    sizes = [
+        ITEM_BYTES[part.dtype] * min(most, placement.sharding.state(part).elements)
+        for unit in placement.units
+        for part in (unit.layout.parts if unit.weights is WeightPlace.NVME else ())
+    ]
+    return _rounded(max(sizes, default=0), mmap.PAGESIZE)
+
+
+def weight_staging_bytes(placement: Placement) -> int:
+    """Host bytes of all buffers for weights in files."""
+    return placement.weight_buffers.count * weight_buffer_bytes(placement)
 
 
 def ring_bytes(placement: Placement) -> int:

@@ -50,12 +50,15 @@ class OpKind(Enum):
     data's."""
     LOAD = "load"
     """Bring a unit's weights, which live on the host, to the device for a pass."""
+    READ_WEIGHTS = "read_weights"
+    """Bring a unit's weights from files to host memory for a pass; they are loaded from there."""
     WRITE_BACK = "write_back"
     """Send a streamed unit's updated state home (or publish, when the host updated it)."""
     READ = "read"
     """Bring a unit's state from files into buffers: ahead of the update as far as they go."""
     STORE = "store"
-    """Write a unit's updated state to its file, each piece once it is updated."""
+    """Write a unit's updated state, and its weights if they are in files, each piece once it is
+    updated."""
 
 
 # The operations of the update itself, in whatever turn they begin.

@@ -56,8 +56,16 @@ class WeightPlace(Enum):
     """On the device for good."""
     HOST = "host"
     """On the host; each pass brings them up and lets go of them. Not with `UpdatePlace.DEVICE`."""
+    NVME = "nvme"
+    """In files; each pass reads them into host memory and brings them up from there. With
+    `UpdatePlace.NVME` alone: where state is in host memory, so are the weights."""
     RANKS = "ranks"
     """A slice on the device of each rank; each pass gathers them and lets go of them (stage 3)."""
+
+    @property
+    def is_off_device(self) -> bool:
+        """Whether they come to the device over the link."""
+        return self in {WeightPlace.HOST, WeightPlace.NVME}
 
 
 class Accumulation(Enum):
@@ -162,6 +170,7 @@ class Placement:
         sharding: How state is spread over ranks.
         pool_bytes: Device bytes that streamed weights share; 0 without any.
         buffers: What state in files passes through.
+        weight_buffers: What weights in files pass through; of these, count and piece alone.
         policy: When updates begin, and when new weights come into force.
     """
 
@@ -173,6 +182,7 @@ class Placement:
     sharding: Sharding = Sharding()
     pool_bytes: int = 0
     buffers: FileBuffers = FileBuffers()
+    weight_buffers: FileBuffers = FileBuffers(count=5)
     policy: Policy = EXACT
 
     @property

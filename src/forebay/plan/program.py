@@ -16,7 +16,7 @@ from forebay.plan.ops import UPDATING, Lane, Op, OpKind, Trigger, TriggerKind, T
 from forebay.plan.placement import Accumulation, UpdatePlace, WeightPlace
 from forebay.plan.policies import DuringBackward
 from forebay.plan.records import records
-from forebay.plan.unit_bytes import state_bytes, sum_bytes, unit_bytes
+from forebay.plan.unit_bytes import state_bytes, sum_bytes, unit_bytes, weight_file_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -267,11 +267,13 @@ def _update_ops(
     if unit.update is UpdatePlace.STREAMED:
         follows.append((OpKind.WRITE_BACK, Lane.DOWN, state_bytes(unit, placement)))
     if unit.update.lands:
-        # weights that live on the host are loaded by the passes that use them
-        up = 0 if unit.weights is WeightPlace.HOST else unit_bytes(unit, placement)
+        # weights off the device are loaded by the passes that use them
+        up = 0 if unit.weights.is_off_device else unit_bytes(unit, placement)
         follows.append((OpKind.PUBLISH, Lane.UP, up))
     if unit.update is UpdatePlace.NVME:
         nbytes = sum(record.nbytes for record in _records(unit, placement))
+        if unit.weights is WeightPlace.NVME:
+            nbytes += weight_file_bytes(unit, placement)
         follows.append((OpKind.STORE, Lane.WRITE, nbytes))
     for kind, lane, nbytes in follows:
         when = begins if kind is OpKind.WRITE_BACK else step

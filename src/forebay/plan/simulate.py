@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from forebay.model.layout import ITEM_BYTES
 from forebay.plan.fluid import Task, run
 from forebay.plan.memory import streamed_bytes
-from forebay.plan.placement import WeightPlace
 from forebay.plan.program import Lane, Op, OpKind, Trigger, TriggerKind, Turn
 from forebay.plan.timeline import Interval, Row, Timeline
 
@@ -119,9 +118,7 @@ class _Interpreter:
         self._compute = compute
         self._order = tuple(order)
         # How many uses ahead the pool of streamed weights reaches.
-        streamed = [
-            streamed_bytes(u.layout) for u in placement.units if u.weights is WeightPlace.HOST
-        ]
+        streamed = [streamed_bytes(u.layout) for u in placement.units if u.weights.is_off_device]
         self._ahead = max(1, placement.pool_bytes // max(streamed) - 1) if streamed else 1
         self._uses: list[int] = []
         self._homes = {op.unit: op.index for op in program.ops if op.kind is OpKind.WRITE_BACK}
@@ -171,9 +168,9 @@ class _Interpreter:
         found = []
         for op in self._program.at(use):
             if op.turn is Turn.EVERY or is_once:
-                index = self.draft.add(
-                    self._task(op, (*after, *room)), _shown(op, f"load {self._name(use.unit)}")
-                )
+                before = (*after, *room, *self._before(op, window, backward))
+                name = f"{op.kind.value} {self._name(use.unit)}"
+                index = self.draft.add(self._task(op, before), _shown(op, name))
                 self.draft.ops[op.index, window, backward] = index
                 found.append(index)
         return tuple(found)
@@ -234,7 +231,7 @@ class _Interpreter:
             Lane.WRITE: rates.file_write,
         }
         if op.lane in links:
-            urgent = op.kind in (OpKind.PUBLISH, OpKind.LOAD)
+            urgent = op.kind in (OpKind.PUBLISH, OpKind.LOAD, OpKind.READ_WEIGHTS)
             return Task(
                 lane=op.lane,
                 work=op.nbytes,

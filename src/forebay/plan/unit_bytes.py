@@ -1,4 +1,4 @@
-"""Bytes of one unit that cross the link, seen from this rank."""
+"""Bytes of one unit that cross a link, seen from this rank."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING
 
 from forebay.model.layout import ITEM_BYTES, SUM_ITEM_BYTES
 from forebay.plan.placement import Accumulation
+from forebay.plan.records import records, weight_form
 
 if TYPE_CHECKING:
     from forebay.plan.placement import Placement, UnitPlacement
 
-__all__ = ["state_bytes", "sum_bytes", "unit_bytes"]
+__all__ = ["state_bytes", "sum_bytes", "unit_bytes", "weight_file_bytes"]
 
 
 def unit_bytes(unit: UnitPlacement, placement: Placement, item_bytes: int | None = None) -> int:
@@ -29,6 +30,19 @@ def state_bytes(unit: UnitPlacement, placement: Placement) -> int:
         placement.streamed_item_bytes(part.dtype, weights=unit.weights)
         * placement.sharding.state(part).elements
         for part in unit.layout.parts
+    )
+
+
+def weight_file_bytes(unit: UnitPlacement, placement: Placement) -> int:
+    """Bytes of a unit's weights in files, padding included."""
+    return sum(
+        record.nbytes
+        for part in unit.layout.parts
+        for record in records(
+            placement.sharding.state(part).elements,
+            piece_elements=placement.buffers.piece_elements,
+            form=weight_form(part.dtype),
+        )
     )
 
 
