@@ -20,7 +20,7 @@ from forebay.config import (
     SchedulerSpec,
     ZeroSpec,
 )
-from forebay.config.nvme_spec import NvmeSpec
+from forebay.config.nvme_spec import NvmeSpec, WeightFilesSpec
 
 _TRAINER: dict[str, Any] = {
     "train_batch_size": "auto",
@@ -209,9 +209,13 @@ def test_both_offloads_with_auto_buckets() -> None:
 
 
 def test_nvme_for_both() -> None:
-    assert str(refusal(_INFINITY)) == (
-        'config key zero_optimization.offload_param.device = "nvme" is not supported yet\n'
-        'hint: write "cpu" or "none"'
+    weights = WeightFilesSpec(buffer_elements=500_000_000)
+    assert resolved(_INFINITY).zero == ZeroSpec(
+        stage=3,
+        optimizer_tier="nvme",
+        parameter_tier="nvme",
+        live_elements=1_000_000_000,
+        nvme=NvmeSpec(paths=("/data/nvme",), weights=weights),
     )
     none = merged(_INFINITY, {"zero_optimization": {"offload_param": {"device": "none"}}})
     assert resolved(none).zero == ZeroSpec(
@@ -247,7 +251,7 @@ def test_offloaded_parameters_need_stage_3(stage: int) -> None:
 def test_offloaded_parameters_need_state_on_the_host() -> None:
     raw = {"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}
     error = refusal(raw)
-    assert "offload_param.device = cpu needs optimizer state on the host too" in error.message
+    assert "offload_param.device = cpu needs optimizer state off the device too" in error.message
     assert error.hint == 'write "offload_optimizer": {"device": "cpu"} beside it'
     both = {"offload_optimizer": {"device": "cpu", "pin_memory": False}}
     assert resolved(raw, {"zero_optimization": both}).zero.pin_memory is False

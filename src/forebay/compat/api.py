@@ -221,13 +221,13 @@ def engine_options(
     on_host = config.zero.optimizer_tier != "device"
     profile = measured_profile(config, device=device)
     ratio, cores = config.zero.ratio, config.zero.update_cores
-    streams, live = config.zero.parameter_tier == "host", config.zero.live_elements
+    live = config.zero.live_elements
     return EngineOptions(
         device=device,
         nvme=nvme_options(config),
         update=None if on_host else UpdatePlace.DEVICE,
         places=partial(places_for_share, share=ratio) if on_host and ratio is not None else None,
-        weights=WeightPlace.HOST if streams else WeightPlace.DEVICE,
+        weights=WeightPlace(config.zero.parameter_tier),
         pool_bytes=None if live is None else live * DTYPES[config.precision.dtype].itemsize,
         activations=ActivationPlace.HOST
         if config.keeps_activations_on_host

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forebay.engine.file_space import NvmeOptions
+from forebay.engine.file_space import NvmeOptions, WeightBuffers
 from forebay.links.host_nvme import FileAccess
 
 if TYPE_CHECKING:
+    from forebay.config.nvme_spec import WeightFilesSpec
     from forebay.config.resolved import ResolvedConfig
 
 __all__ = ["nvme_options"]
@@ -33,4 +34,15 @@ def nvme_options(config: ResolvedConfig) -> NvmeOptions | None:
         reads_ahead=spec.pipeline_read,
         writes_behind=spec.pipeline_write,
         budget=config.budgets.nvme_bytes,
+        weights=_weights(spec.weights),
+    )
+
+
+def _weights(spec: WeightFilesSpec | None) -> WeightBuffers:
+    if spec is None:
+        return WeightBuffers()
+    return WeightBuffers(
+        count=spec.buffer_count,
+        elements=spec.buffer_elements,
+        in_memory_elements=spec.in_memory_elements,
     )

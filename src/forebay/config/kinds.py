@@ -160,8 +160,8 @@ def _folders(value: object) -> str | tuple[str, ...]:
             raise ValueError("empty")
         return value
     folders = _texts(value)
-    if not all(folders) or not folders or len(set(folders)) < len(folders):
-        raise ValueError("empty or twice the same")
+    if not all(folders) or not folders:
+        raise ValueError("empty")
     return folders
 
 

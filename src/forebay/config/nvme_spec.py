@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["AioSpec", "NvmeSpec"]
+__all__ = ["AioSpec", "NvmeSpec", "WeightFilesSpec"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +30,29 @@ class AioSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WeightFilesSpec:
+    """Working weights in files.
+
+    Attributes:
+        buffer_count: Pieces of weights that are in host memory at once.
+        buffer_elements: Elements of a piece; None lets the planner choose.
+        in_memory_elements: Elements that stay in host memory.
+    """
+
+    buffer_count: int = 5
+    buffer_elements: int | None = None
+    in_memory_elements: int = 1_000_000_000
+
+    def as_dict(self) -> dict[str, Any]:
+        """What stands in `offload_param`."""
+        return {
+            "buffer_count": self.buffer_count,
+            "buffer_size": self.buffer_elements,
+            "max_in_cpu": self.in_memory_elements,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NvmeSpec:
     """Master weights and moments in files.
 
@@ -40,6 +63,7 @@ class NvmeSpec:
         pipeline_read: Whether pieces are read while others are updated.
         pipeline_write: Whether pieces are read before the one before them is written.
         aio: How.
+        weights: Working weights in files beside them; None where they live elsewhere.
     """
 
     paths: tuple[str, ...]
@@ -48,6 +72,7 @@ class NvmeSpec:
     pipeline_read: bool = True
     pipeline_write: bool = True
     aio: AioSpec = AioSpec()
+    weights: WeightFilesSpec | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """What stands in `offload_optimizer`."""

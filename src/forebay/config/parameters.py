@@ -16,6 +16,7 @@ __all__ = ["Parameters", "resolve_parameters"]
 
 _ZERO: Final = "zero_optimization"
 _PARAM: Final = f"{_ZERO}.offload_param"
+_FILES: Final = ("nvme_path", "buffer_count", "buffer_size", "max_in_cpu")
 _LIVE: Final = f"{_ZERO}.stage3_max_live_parameters"
 
 
@@ -23,20 +24,20 @@ _LIVE: Final = f"{_ZERO}.stage3_max_live_parameters"
 class Parameters:
     """Where working weights live; see `ZeroSpec`."""
 
-    tier: Literal["device", "host"]
+    tier: Literal["device", "host", "nvme"]
     live_elements: int | None
 
 
-def resolve_parameters(lookup: Lookup, *, state_on_host: bool, pin_memory: bool) -> Parameters:
-    """Answers the keys of `offload_param`.
+def resolve_parameters(lookup: Lookup, *, state: str, pin_memory: bool) -> Parameters:
+    """Answers the keys of `offload_param`, but for those of files.
 
     Args:
         lookup: The configuration.
-        state_on_host: Whether optimizer state lives on the host.
-        pin_memory: Whether that is page-locked.
+        state: Where optimizer state lives: "none", "cpu" or "nvme".
+        pin_memory: Whether what the host holds is page-locked.
 
     Raises:
-        ConfigError: Weights are to live on the host and state on the device, or only one of the
+        ConfigError: Weights are to leave the device and state is to stay there, or only one of the
             two is to be page-locked.
     """
     old = lookup.values.given.get(f"{_ZERO}.cpu_offload_param")
@@ -46,15 +47,29 @@ def resolve_parameters(lookup: Lookup, *, state_on_host: bool, pin_memory: bool)
         device = "cpu" if lookup.take(f"{_ZERO}.cpu_offload_param") else "none"
         note = "from the old form, cpu_offload_param"
         lookup.record(f"{_PARAM}.device", device, Source.DERIVED, note=note)
+    is_in_files = device == "nvme" and state == "nvme"
+    if not is_in_files:
+        note = "changes nothing: it acts with device nvme only"
+        if device == "nvme":
+            note = "changes nothing: optimizer state is in host memory, and so are the weights"
+            lookup.annotate(
+                f"{_PARAM}.device",
+                "as cpu: optimizer state is in host memory, and so are the weights; with "
+                "offload_optimizer.device nvme they are in files",
+            )
+        lookup.moot([f"{_PARAM}.{name}" for name in _FILES], note=note)
     if device == "none":
         note = "changes nothing: no parameter is offloaded"
         lookup.moot([f"{_PARAM}.pin_memory", _LIVE], note=note)
         return Parameters(tier="device", live_elements=None)
-    if not state_on_host:
+    if state == "none":
+        beside = '{"device": "cpu"}'
+        if device == "nvme":
+            beside = '{"device": "nvme", "nvme_path": "/folder/on/a/local/drive"}'
         raise ConfigError(
-            f"config key {_PARAM}.device = cpu needs optimizer state on the host too: it takes six "
-            "times the bytes of the weights",
-            hint='write "offload_optimizer": {"device": "cpu"} beside it',
+            f"config key {_PARAM}.device = {device} needs optimizer state off the device too: it "
+            "takes six times the bytes of the weights",
+            hint=f'write "offload_optimizer": {beside} beside it',
         )
     if lookup.is_written(f"{_PARAM}.pin_memory"):
         pinned = lookup.take(f"{_PARAM}.pin_memory")
@@ -71,4 +86,4 @@ def resolve_parameters(lookup: Lookup, *, state_on_host: bool, pin_memory: bool)
     lookup.record(_LIVE, elements, source)
     if live is None:
         lookup.annotate(_LIVE, "where forebay.device_budget does not say otherwise")
-    return Parameters(tier="host", live_elements=live)
+    return Parameters(tier="nvme" if is_in_files else "host", live_elements=live)

@@ -129,7 +129,7 @@ def _zero(lookup: Lookup) -> ZeroSpec:
         note = "from the old form, cpu_offload"
         lookup.record(f"{_OFFLOAD}.device", device, Source.DERIVED, note=note)
         lookup.record(f"{_OFFLOAD}.pin_memory", pin_memory, Source.DERIVED, note=note)
-    parameters = resolve_parameters(lookup, state_on_host=device != "none", pin_memory=pin_memory)
+    parameters = resolve_parameters(lookup, state=device, pin_memory=pin_memory)
     ratio, cores = (lookup.take(f"{_OFFLOAD}.{name}") for name in ("ratio", "cpuadam_cores_perc"))
     if device == "none":
         lookup.annotate(f"{_OFFLOAD}.ratio", "changes nothing: it acts with offloaded state")
@@ -142,7 +142,7 @@ def _zero(lookup: Lookup) -> ZeroSpec:
         ratio=None if ratio is None else float(ratio),
         update_cores=None if cores is None else float(cores),
         unit_elements=_unit_elements(lookup),
-        nvme=resolve_nvme(lookup, device=device),
+        nvme=resolve_nvme(lookup, device=device, with_weights=parameters.tier == "nvme"),
     )
 
 

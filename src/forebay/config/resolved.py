@@ -172,7 +172,7 @@ class ZeroSpec:
 
     stage: int = 0
     optimizer_tier: Literal["device", "host", "nvme"] = "device"
-    parameter_tier: Literal["device", "host"] = "device"
+    parameter_tier: Literal["device", "host", "nvme"] = "device"
     live_elements: int | None = None
     pin_memory: bool = True
     ratio: float | None = None
@@ -362,8 +362,10 @@ def _optimizer_dict(optimizer: OptimizerSpec) -> dict[str, Any]:
 
 def _zero_dict(zero: ZeroSpec) -> dict[str, Any]:
     param: dict[str, Any] = {"device": "none"}
-    if zero.parameter_tier == "host":
+    if zero.parameter_tier != "device":
         param = {"device": "cpu", "pin_memory": zero.pin_memory}
+    if zero.nvme is not None and zero.nvme.weights is not None:
+        param |= {"device": "nvme", **zero.nvme.weights.as_dict()}
     live = {} if zero.live_elements is None else {_LIVE: zero.live_elements}
     return {
         "stage": zero.stage,

@@ -22,15 +22,15 @@ def not_built(setup: Setup) -> str:
     Example:
         >>> from forebay.plan.workload import Workload
         >>> not_built(
-        ...     Setup(stage=3, optimizer=Home.NVME, weights=Home.NVME, workload=Workload())
+        ...     Setup(stage=3, optimizer=Home.HOST, weights=Home.NVME, workload=Workload())
         ... )
-        'weights on drives'
+        'weights on drives beside state in memory'
     """
     if not setup.workload.state.built:
         return f"the optimizer {setup.workload.optimizer}"
-    if setup.weights is Home.NVME:
-        return "weights on drives"
-    if setup.ranks > 1 and setup.weights is Home.HOST:
+    if setup.weights is Home.NVME and setup.optimizer is not Home.NVME:
+        return "weights on drives beside state in memory"
+    if setup.ranks > 1 and setup.weights is not Home.DEVICE:
         return "weights on the host over several devices"
     return ""
 

@@ -13,7 +13,6 @@ from forebay.config.kinds import (
     POSITIVE,
     SECTORS,
     SHARE,
-    TEXT,
     Kind,
     bounded_integer,
     choice,
@@ -115,11 +114,9 @@ _OFFLOAD: Final[tuple[Key, ...]] = (
         "zero_optimization.offload_param.device",
         _DEVICES,
         "none: on the device; cpu: in host memory, from where each pass brings them up; nvme: in "
-        "files. Optimizer state must live on the host too.",
+        "files. Optimizer state must not be on the device; where it is in host memory, so are the "
+        "weights.",
         default="none",
-        accepts=(None, "none", "cpu"),
-        reason=NOT_YET,
-        instead='write "cpu" or "none"',
     ),
     honoured(
         "zero_optimization.offload_param.pin_memory",
@@ -129,15 +126,34 @@ _OFFLOAD: Final[tuple[Key, ...]] = (
         default=True,
         auto=Auto.DEFAULT,
     ),
-    *moot(
-        "zero_optimization.offload_param",
-        reason=_NVME_ONLY,
-        rows={
-            "nvme_path": (optional(TEXT), None, "Folder for the files."),
-            "buffer_count": (POSITIVE, 5, "Buffers between files and host memory."),
-            "buffer_size": (ELEMENTS, 100_000_000, "Size of such a buffer."),
-            "max_in_cpu": (ELEMENTS, 1_000_000_000, "Elements kept in memory with device nvme."),
-        },
+    honoured(
+        "zero_optimization.offload_param.nvme_path",
+        optional(FOLDERS),
+        "As `offload_optimizer.nvme_path`, whose files hold the weights too; left out, those.",
+        default=None,
+    ),
+    honoured(
+        "zero_optimization.offload_param.buffer_count",
+        POSITIVE,
+        "Pieces of weights that are in host memory at once, on their way to the device.",
+        default=5,
+        auto=Auto.DEFAULT,
+    ),
+    honoured(
+        "zero_optimization.offload_param.buffer_size",
+        optional(ELEMENTS),
+        "Elements of a piece, at most one of state, rounded down to a multiple of 65,536 (at least "
+        "one); null is what the host budget allows, at most 4 Mi. DeepSpeed's default is 1e8.",
+        default=None,
+        auto=Auto.DEFAULT,
+    ),
+    honoured(
+        "zero_optimization.offload_param.max_in_cpu",
+        ELEMENTS,
+        "Elements of weights that stay in host memory with device nvme, the forward's first ones, "
+        "as far as the host budget has room.",
+        default=1_000_000_000,
+        auto=Auto.DEFAULT,
     ),
 )
 
