@@ -248,7 +248,7 @@ class PartStorage:
         """
         if self.weight_files is not None:
             segment = self.segments[slot.index]
-            return self._shaped(self.read_weights(segment.offset, segment.end), slot)
+            return self._shaped(self.read_own_weights(segment.offset, segment.end), slot)
         if self.is_sharded:
             return self.view(self.weights, slot)
         own = self._own.get(slot.index)
@@ -267,16 +267,12 @@ class PartStorage:
         else:
             self.write_own_weights(self.segments[slot.index].offset, held.reshape(-1))
 
-    def read_weights(self, begin: int, end: int) -> torch.Tensor:
-        """Elements of the weights that are held here: a view, or a copy from files."""
-        return self._weights.read(begin, end)
-
     def read_own_weights(self, begin: int, end: int) -> torch.Tensor:
-        """The same for the elements whose state is held here."""
-        return self.own_weights[begin:end] if self.home is None else self.read_weights(begin, end)
+        """Elements of the weights whose state is held here: a view, or a copy from files."""
+        return self.own_weights[begin:end] if self.home is None else self._weights.read(begin, end)
 
     def write_own_weights(self, begin: int, values: torch.Tensor) -> None:
-        """Write elements of those where they live, given flat."""
+        """Write such elements where they live, given flat."""
         if self.home is None:
             self.own_weights[begin : begin + values.numel()] = values.to(self.own_weights.device)
         else:

@@ -76,7 +76,7 @@ def _weight(record: ParamRecord) -> Source:
     dtype = torch.bfloat16 if part.dtype is torch.float32 else part.dtype
     name = dtype_name(dtype, what=record.label)
     spec = TensorSpec(key=record.label, dtype=name, shape=tuple(slot.shape))
-    return ReadSource(spec, part.read_weights, first=slot.offset)
+    return ReadSource(spec, part.read_own_weights, first=slot.offset)
 
 
 def _source(name: str, value: torch.Tensor) -> Source:
