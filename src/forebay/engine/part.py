@@ -25,6 +25,7 @@ from forebay.engine.weight_memory import WeightMemory
 from forebay.model.layout import ITEM_BYTES, Segment
 from forebay.optim.master import join, split
 from forebay.plan.placement import MasterLayout, UpdatePlace, WeightPlace
+from forebay.tiers.device import DeviceArena
 from forebay.tiers.host import HostArena
 from forebay.tiers.ledger import Role
 

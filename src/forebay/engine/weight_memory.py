@@ -82,7 +82,7 @@ class WeightMemory:
 
     @property
     def flat(self) -> torch.Tensor:
-        """All of them, or this rank's shard where no rank has all; empty where they are in files."""
+        """All of them, or this rank's shard where no rank has all; empty where in files."""
         return self._flat if self.on_device is None else self.on_device.flat
 
     def read(self, begin: int, end: int) -> torch.Tensor:
