@@ -59,15 +59,16 @@ TicketHandle update(const PoolHandle& self, const PartState& part, std::vector<H
 }
 
 TicketHandle fold(const PoolHandle& self, const std::vector<FoldTuple>& spans,
-                  const std::string& src_dtype, bool first,
-                  const std::vector<TicketHandle>& after) {
+                  const std::string& src_dtype, bool first, const std::vector<TicketHandle>& after,
+                  double scale) {
     const WithoutGil released;
     std::vector<FoldSpan> list;
     list.reserve(spans.size());
     for (const auto& [accumulator, source, elements] : spans) {
         list.push_back({accumulator, source, elements});
     }
-    return {self.it->fold(std::move(list), parse_dtype(src_dtype), first, tickets_of(after))};
+    return {self.it->fold(std::move(list), parse_dtype(src_dtype), first, tickets_of(after),
+                          static_cast<float>(scale))};
 }
 
 TicketHandle square_sums(const PoolHandle& self, const std::vector<SpanTuple>& spans,
@@ -134,7 +135,7 @@ void bind_pool(nb::module_& module) {
              "piece_elements"_a, "grads"_a = nb::none(), "after"_a = std::vector<TicketHandle>{},
              "sums"_a = 0, "names"_a = std::vector<std::string>{})
         .def("fold", &fold, "spans"_a, "src_dtype"_a, "first"_a,
-             "after"_a = std::vector<TicketHandle>{})
+             "after"_a = std::vector<TicketHandle>{}, "scale"_a = 1.0)
         .def("square_sums", &square_sums, "spans"_a, "dtype"_a,
              "after"_a = std::vector<TicketHandle>{})
         .def("checksums", &checksums, "action"_a, "address"_a, "nbytes"_a, "block_bytes"_a,

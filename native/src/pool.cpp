@@ -178,8 +178,8 @@ void PoolQueue::fail_what_is_left() {
 }
 
 TicketPtr PoolQueue::fold(std::vector<FoldSpan> spans, DType source_dtype, bool first,
-                          std::vector<TicketPtr> after) {
-    auto work = std::make_unique<FoldWork>(table_, std::move(spans), source_dtype, first);
+                          std::vector<TicketPtr> after, float scale) {
+    auto work = std::make_unique<FoldWork>(table_, std::move(spans), source_dtype, first, scale);
     auto ticket = std::make_shared<Ticket>(1);
     submit(ticket, std::move(work), std::move(after));
     return ticket;
@@ -227,9 +227,9 @@ TicketPtr Pool::update(const PartState& part, UpdateRequest request, std::vector
 }
 
 TicketPtr Pool::fold(std::vector<FoldSpan> spans, DType source_dtype, bool first,
-                     std::vector<TicketPtr> after) {
+                     std::vector<TicketPtr> after, float scale) {
     check_process();
-    return queue_->fold(std::move(spans), source_dtype, first, std::move(after));
+    return queue_->fold(std::move(spans), source_dtype, first, std::move(after), scale);
 }
 
 TicketPtr Pool::square_sums(std::vector<ElementSpan> spans, DType dtype,

@@ -33,6 +33,15 @@ void check_span(std::size_t index, Address address, std::size_t item) {
     }
 }
 
+void multiply(float* values, float scale, std::size_t count) {
+    if (scale == 1.0F) {
+        return;  // exact, and most sums have none
+    }
+    for (std::size_t i = 0; i < count; ++i) {
+        values[i] *= scale;
+    }
+}
+
 }  // namespace
 
 UpdateWork::UpdateWork(const KernelTable& table, UpdatePass pass)
@@ -63,8 +72,9 @@ void UpdateWork::run(std::size_t chunk, Ticket& ticket) {
     }
 }
 
-FoldWork::FoldWork(const KernelTable& table, std::vector<FoldSpan> spans, DType dtype, bool first)
-    : table_(table), spans_(std::move(spans)), dtype_(dtype), first_(first) {
+FoldWork::FoldWork(const KernelTable& table, std::vector<FoldSpan> spans, DType dtype, bool first,
+                   float scale)
+    : table_(table), spans_(std::move(spans)), dtype_(dtype), first_(first), scale_(scale) {
     std::vector<std::size_t> lengths;
     for (const FoldSpan& span : spans_) {
         if (span.elements > 0) {
@@ -89,10 +99,12 @@ void FoldWork::run(std::size_t chunk, Ticket& ticket) {
         const std::byte* from = source + start * item;
         if (first_) {
             load_as_float(table_, dtype_, from, accumulator + start, count);
-        } else if (dtype_ == DType::float32) {
+            multiply(accumulator + start, scale_, count);
+        } else if (dtype_ == DType::float32 && scale_ == 1.0F) {
             table_.add(reinterpret_cast<const float*>(from), accumulator + start, count);
         } else {
             load_as_float(table_, dtype_, from, tile, count);
+            multiply(tile, scale_, count);
             table_.add(tile, accumulator + start, count);
         }
     }

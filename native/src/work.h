@@ -40,7 +40,9 @@ private:
 
 class FoldWork final : public Work {
 public:
-    FoldWork(const KernelTable& table, std::vector<FoldSpan> spans, DType dtype, bool first);
+    // Sources are multiplied by `scale` before they are added.
+    FoldWork(const KernelTable& table, std::vector<FoldSpan> spans, DType dtype, bool first,
+             float scale);
     std::size_t chunks() const noexcept override { return chunks_.size(); }
     void run(std::size_t chunk, Ticket& ticket) override;
 
@@ -49,6 +51,7 @@ private:
     std::vector<FoldSpan> spans_;
     DType dtype_;
     bool first_;
+    float scale_;
     std::vector<SpanChunk> chunks_;
 };
 

@@ -60,7 +60,7 @@ public:
     // Throws std::runtime_error when the queue is closed.
     void submit(TicketPtr ticket, std::unique_ptr<Work> work, std::vector<TicketPtr> after);
     TicketPtr fold(std::vector<FoldSpan> spans, DType source_dtype, bool first,
-                   std::vector<TicketPtr> after);
+                   std::vector<TicketPtr> after, float scale = 1.0F);
     void wake() noexcept override;
 
     // For Pool alone.
@@ -111,7 +111,7 @@ public:
 
     TicketPtr update(const PartState& part, UpdateRequest request, std::vector<TicketPtr> after);
     TicketPtr fold(std::vector<FoldSpan> spans, DType source_dtype, bool first,
-                   std::vector<TicketPtr> after);
+                   std::vector<TicketPtr> after, float scale = 1.0F);
     TicketPtr square_sums(std::vector<ElementSpan> spans, DType dtype,
                           std::vector<TicketPtr> after);
     // A block that differs fails the ticket; its text names what the block holds.

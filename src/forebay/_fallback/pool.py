@@ -138,8 +138,9 @@ class Pool:
         src_dtype: str,
         first: bool,
         after: Sequence[Ticket] = (),
+        scale: float = 1.0,
     ) -> Ticket:
-        """Set or add to fp32 accumulators."""
+        """Set or add to fp32 accumulators, sources multiplied by `scale` first."""
         self._check_open()
         dtype = memory.dtype_of(src_dtype)
         for index, (accumulator, source, elements) in enumerate(spans):
@@ -150,7 +151,9 @@ class Pool:
         def work() -> None:
             for accumulator, source, elements in spans:
                 target = memory.view(accumulator, dtype=torch.float32, elements=elements)
-                values = memory.load(source, dtype=dtype, elements=elements)
+                values = memory.load(source, dtype=dtype, elements=elements).float()
+                if scale != 1.0:
+                    values = values * torch.tensor(scale, dtype=torch.float32)
                 target.copy_(values if first else target + values)
 
         return Ticket.of(1, after=after, work=work)
