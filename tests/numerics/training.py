@@ -50,18 +50,28 @@ class Recipe:
 CLIP = 1.0
 
 
-def train(recipe: Recipe, build=small_model) -> Trained:
-    """Train on data that depends on the step alone."""
-    model = build(recipe.dtype)
+def optimizer_for(model: nn.Module) -> torch.optim.Optimizer:
+    """Two groups that interleave in the model."""
     decayed = [p for p in model.parameters() if p.ndim > 1]
     plain = [p for p in model.parameters() if p.ndim <= 1]
-    source = torch.optim.AdamW(
+    return torch.optim.AdamW(
         [
             {"params": decayed, "weight_decay": 0.1},
             {"params": plain, "weight_decay": 0.0, "lr": 3e-3},
         ],
         lr=1e-2,
     )
+
+
+def step_data(step: int, generator: torch.Generator) -> torch.Tensor:
+    """One micro-batch."""
+    return torch.randn(5, 13, generator=generator) * (3.0 if step % 4 == 0 else 0.3)
+
+
+def train(recipe: Recipe, build=small_model) -> Trained:
+    """Train on data that depends on the step alone."""
+    model = build(recipe.dtype)
+    source = optimizer_for(model)
     options = replace(recipe.options, device=recipe.device, clip_norm=recipe.clip)
     if recipe.dtype is torch.float16:
         from forebay.optim.loss_scale import DynamicLossScale, LossScaleConfig
@@ -74,7 +84,7 @@ def train(recipe: Recipe, build=small_model) -> Trained:
     losses, norms = [], []
     for step in range(recipe.steps):
         for _ in range(recipe.micro):
-            x = torch.randn(5, 13, generator=generator) * (3.0 if step % 4 == 0 else 0.3)
+            x = step_data(step, generator)
             out = model(x.to(recipe.device, recipe.dtype)).float()
             loss = (out - 1.0).pow(2).mean() / recipe.micro
             optimizer.scale(loss).backward()

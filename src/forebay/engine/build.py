@@ -14,7 +14,7 @@ import torch
 from forebay.engine.files import open_files, refuse_more_files, with_files
 from forebay.engine.options import EngineOptions, SumPlace
 from forebay.engine.part import PartStorage
-from forebay.engine.policies import policy_for
+from forebay.engine.policies import places_for, policy_for, sums_on_device
 from forebay.engine.record import ParamRecord
 from forebay.engine.state_memory import PartMemory
 from forebay.engine.unit import Unit
@@ -71,7 +71,8 @@ def accumulation_for(options: EngineOptions) -> Accumulation:
     if options.backwards is None or options.backwards == 1:
         return Accumulation.SINGLE
     # Over ranks a sum is made where the slices of the others arrive.
-    if options.sum_place is SumPlace.DEVICE or options.sharding.size > 1:
+    on_device = options.sum_place is SumPlace.DEVICE or sums_on_device(options.policy)
+    if on_device or options.sharding.size > 1:
         return Accumulation.DEVICE_SUM
     return Accumulation.HOST_SUM
 
@@ -98,7 +99,7 @@ def _weight_place(update: UpdatePlace, options: EngineOptions) -> WeightPlace:
 
 def place(spec: ModelSpec, *, options: EngineOptions, device: torch.device) -> Placement:
     """The placement that the options ask for; see `with_pool` for streamed weights' room."""
-    places = _update_places(spec, options, device)
+    places = places_for(options, _update_places(spec, options, device))
     units = tuple(
         UnitPlacement(
             layout=layout_unit(

@@ -354,6 +354,7 @@ class Engine:
             TransferError: It fails now.
         """
         self._barrier.quiesce(reason)
+        self.collector.policy.settle()
 
     def synchronize(self) -> None:
         """Wait until all updates are done and all weights are new, and moves of state are over."""
@@ -384,5 +385,6 @@ class Engine:
                 for part in unit.parts:
                     part.close()
             self._executor.close()
+            self.collector.policy.close()
             if self.page_locking is not None:
                 self.page_locking.wait()

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from forebay.engine.streamer import StagedPart, Streamer
     from forebay.engine.terms import UpdateOrder
     from forebay.engine.unit import Unit
+    from forebay.engine.watched_gradients import WatchedGradients
     from forebay.links.lanes import Lanes
     from forebay.optim.device_math import DeviceMath
     from forebay.plan.program import Op, Program
@@ -74,7 +75,7 @@ class Executor:
         self.traffic = lanes.traffic
         self.device = lanes.accelerator.device
         self.local = GradientPath(lanes=lanes, math=math, traffic=self.traffic)
-        self.gradients: GradientPath | SharedGradients = self.local
+        self.gradients: GradientPath | SharedGradients | WatchedGradients = self.local
         # Brings a unit's new weights to all ranks, after those of its own slice.
         self.spread: Spread | None = None
         self.spool: Spool | None = None
@@ -90,7 +91,7 @@ class Executor:
         }
         self.use(self.local)
 
-    def use(self, gradients: GradientPath | SharedGradients) -> None:
+    def use(self, gradients: GradientPath | SharedGradients | WatchedGradients) -> None:
         """Let gradients take this path from now on."""
         self.gradients = gradients
         self._handlers |= {
@@ -239,20 +240,35 @@ class Executor:
     def _update_on_host(self, unit: Unit) -> None:
         order = self._order
         assert order is not None
-        tickets: list[Any] = []
-        for part, records in zip(unit.parts, unit.records_of_part, strict=True):
-            chosen = [order.hyper_of.get(record.index, -1) for record in records]
-            tickets.append(None)
-            if all(index < 0 for index in chosen):
-                continue
-            part.await_readers()
-            self.gradients.refresh_high(part)
-            native, numbers = self._native(part), order.native(self.lanes.core)
-            ticket = self.lanes.update(
-                native, numbers, chosen, order.scale, self._piece, None, before_update(part)
-            )
-            part.ticket = tickets[-1] = self.lanes.hold(ticket, native)
-        self._updates[unit.index] = tickets
+        self._updates[unit.index] = [
+            self.update_part(part, records, order)
+            for part, records in zip(unit.parts, unit.records_of_part, strict=True)
+        ]
+
+    def update_part(
+        self, part: PartStorage, records: Sequence[ParamRecord], order: UpdateOrder
+    ) -> Any:
+        """Update a part on the host, with the gradient that lies there.
+
+        Args:
+            part: The part.
+            records: Its parameters.
+            order: Which of them change, and by what.
+
+        Returns:
+            The ticket; None where none of them changes.
+        """
+        chosen = [order.hyper_of.get(record.index, -1) for record in records]
+        if all(index < 0 for index in chosen):
+            return None
+        part.await_readers()
+        self.gradients.refresh_high(part)
+        native, numbers = self._native(part), order.native(self.lanes.core)
+        ticket = self.lanes.update(
+            native, numbers, chosen, order.scale, self._piece, None, before_update(part)
+        )
+        part.ticket = self.lanes.hold(ticket, native)
+        return ticket
 
     def _native(self, part: PartStorage) -> Any:
         """The native form of a part, which is used again while its addresses are the same."""

@@ -123,6 +123,14 @@ class GradientPath:
         """A final gradient on the device."""
         return record.device_value()
 
+    def leaving(self, unit: Unit) -> list[tuple[ParamRecord, torch.Tensor]]:
+        """What `land` would bring to the host: parameters and their final gradients."""
+        return [(r, r.device_value()) for r in unit.records if r.state is GradientState.OPEN]
+
+    def has_grown(self, record: ParamRecord) -> bool:
+        """Whether addends were added to a gradient on the host."""
+        return record.index in self._on_host
+
     def refresh_high(self, part: PartStorage) -> None:
         """Bring down weights that the device updated last, where the host updates next."""
         if part.high_is_stale:

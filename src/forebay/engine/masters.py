@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from forebay.engine.part import PartStorage
     from forebay.engine.record import ParamRecord
 
-__all__ = ["keep_written", "load_master", "refresh_master", "settle_stored"]
+__all__ = ["is_written", "keep_written", "load_master", "refresh_master", "settle_stored"]
 
 # Some 24 bytes of temporary memory per element: 24 MiB at once.
 _CHUNK_ELEMENTS = 1 << 20
@@ -64,6 +64,16 @@ def refresh_master(record: ParamRecord) -> bool:
         part.view(part.low, slot).zero_()
     record.version = param._version
     return True
+
+
+def is_written(record: ParamRecord) -> bool:
+    """Whether the user wrote or assigned a weight since its master last agreed with it."""
+    if record.pending:
+        return False  # it views NaN; whoever wrote into that is told when the weight is back
+    return record.param._version != record.version or (
+        record.slot.elements > 0
+        and record.param.data_ptr() != record.part.weight(record.slot).data_ptr()
+    )
 
 
 def keep_written(record: ParamRecord) -> bool:

@@ -11,6 +11,7 @@ write its whole unit, and `save_pretrained` would copy every weight first.
 
 from __future__ import annotations
 
+import contextlib
 from enum import Enum
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -30,7 +31,7 @@ from forebay.tiers.host import HostArena
 from forebay.tiers.ledger import Role
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from forebay.model.layout import ParamSlot, PartLayout
     from forebay.plan.placement import Placement
@@ -197,6 +198,16 @@ class PartStorage:
         """Address of the landing place (host parts only)."""
         assert self._gradient is not None
         return self._gradient.address
+
+    @contextlib.contextmanager
+    def gradient_in(self, arena: HostArena) -> Iterator[None]:
+        """Inside it, fp32 sums in `arena` are the gradient that updates use and write over."""
+        own = (self._gradient, self.gradient_form)
+        self._gradient, self.gradient_form = arena, GradientForm.FP32
+        try:
+            yield
+        finally:
+            self._gradient, self.gradient_form = own
 
     def gradient(self, slot: ParamSlot) -> torch.Tensor:
         """View of one parameter's landed gradient, as `view`."""

@@ -54,7 +54,7 @@ class UpdatePolicy:
     Calls in a backward: `begin_backward`, then `complete` for each unit, and `disturb` for what
     comes for a unit after that. In `step()`: `check`, `lost` while the window is sealed, then
     `apply` or `skip`, then `end_window`. Where a window is dropped instead: `refuse_discard`, then
-    `forget_window`. At any time: `spoiled`, `masters_changed`, `settle`, `close`.
+    `forget_window`. At any time: `spoiled`, `master_changed`, `settle`, `close`.
     """
 
     def begin_backward(self, program: Program, *, last: bool) -> None:
@@ -74,8 +74,8 @@ class UpdatePolicy:
             GradientError: It came too late.
         """
 
-    def masters_changed(self, unit: Unit) -> None:
-        """A weight of the unit was written by the user, and its master has followed."""
+    def master_changed(self, record: ParamRecord) -> None:
+        """A weight was written by the user, and its master has followed."""
 
     def lost(self, record: ParamRecord) -> None:
         """A gradient that an update has used was cleared or replaced before the step.

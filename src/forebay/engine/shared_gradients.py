@@ -129,6 +129,18 @@ class SharedGradients:
         assert reduced is not None
         return record.part.view(reduced, record.slot)
 
+    def leaving(self, unit: Unit) -> list[tuple[ParamRecord, torch.Tensor]]:
+        """What `land` would bring to the host: parameters and this rank's pieces of their sums."""
+        return [
+            (record, self.final(record))
+            for record in unit.records
+            if record.part.sums.here is not None
+        ]
+
+    def has_grown(self, record: ParamRecord) -> bool:
+        """Whether sums were added to others on the host."""
+        return record.part.sums.have_grown
+
     def refresh_high(self, part: PartStorage) -> None:
         """Bring down weights that the device updated last, where the host updates next."""
         self._local.refresh_high(part)

@@ -160,7 +160,7 @@ class Stepper:
             if refresh_master(record):
                 # what came up for the update is older; the gradient lands and the host updates
                 self._units[record.unit].staging = None
-                self._policy.masters_changed(self._units[record.unit])
+                self._policy.master_changed(record)
 
     def _decide(self) -> StepOutcome:
         agreement = self.agree()

@@ -78,7 +78,12 @@ class UpdateTerms:
             )
 
     def capture(
-        self, records: Sequence[ParamRecord], *, norm: float, divisor: float = 1.0
+        self,
+        records: Sequence[ParamRecord],
+        *,
+        norm: float,
+        divisor: float = 1.0,
+        ahead: int = 1,
     ) -> UpdateOrder:
         """The order for the next update of `records`, with the options as they are now.
 
@@ -86,15 +91,16 @@ class UpdateTerms:
             records: The parameters that have a gradient.
             norm: The global norm, for the clip factor.
             divisor: What gradients are too large by.
+            ahead: Updates beyond those that the records have counted.
         """
         hypers: list[Hyper] = []
         place: dict[tuple[int, int], int] = {}
         hyper_of: dict[int, int] = {}
         for record in records:
-            key = (record.group, record.step + 1)
+            key = (record.group, record.step + ahead)
             if key not in place:
                 place[key] = len(hypers)
-                hypers.append(self.rule.capture(self._groups[record.group], record.step + 1))
+                hypers.append(self.rule.capture(self._groups[record.group], key[1]))
             hyper_of[record.index] = place[key]
         scale = gradient_scale(norm, max_norm=self.clip_norm, divisor=divisor)
         sign = hypers[0].sign if hypers else 1.0  # `validate` saw that all have one

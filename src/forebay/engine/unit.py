@@ -20,7 +20,7 @@ from forebay.errors import PendingWeightError, RankError, TransferError
 from forebay.plan.placement import Accumulation, UpdatePlace, WeightPlace
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from forebay.accelerators.base import Accelerator
     from forebay.engine.part import PartStorage
@@ -110,6 +110,8 @@ class Unit:
         accumulation: How addends are summed if the unit updates on the host.
         eager: Whether `step()` waits for its weights, since no hook would.
         was_used: Whether its weights, which live on the host, were used since they last changed.
+        on_arrival: Completes new weights once they have arrived, in the order of the compute
+            stream.
     """
 
     def __init__(
@@ -133,6 +135,7 @@ class Unit:
         self.eager = False
         self.was_used = False
         self.staging: list[StagedPart] | None = None
+        self.on_arrival: Callable[[], None] | None = None
         self.state = WeightState.READY
         self._arrivals: list[Any] = []
         self._swapped: list[ParamRecord] = []
@@ -255,6 +258,8 @@ class Unit:
                     hint="weights and optimizer state are not usable any more; go back to the "
                     "last checkpoint",
                 ) from error
+        if self.on_arrival is not None:
+            self.on_arrival()
         written = [r for r in self._swapped if r.param._version != r.version]
         for record in self._swapped:
             record.pending = False

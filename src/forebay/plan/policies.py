@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from forebay.plan.zenflow import ZenFlow
+
 __all__ = ["EXACT", "DuringBackward", "Exact", "Policy"]
 
 
@@ -24,7 +26,7 @@ class DuringBackward:
     """
 
 
-Policy: TypeAlias = Exact | DuringBackward
+Policy: TypeAlias = Exact | DuringBackward | ZenFlow
 
 # What acts where nobody asks for another.
 EXACT: Final = Exact()

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
-from forebay.engine.policies.choose import make_policy, policy_for
+from forebay.engine.policies.choose import (
+    make_policy,
+    places_for,
+    policy_for,
+    sums_on_device,
+)
 
-__all__ = ["make_policy", "policy_for"]
+__all__ = ["make_policy", "places_for", "policy_for", "sums_on_device"]

@@ -20,7 +20,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from forebay.engine.barrier import FAILED_HINT
-from forebay.engine.masters import refresh_master
+from forebay.engine.masters import is_written, refresh_master
 from forebay.engine.policies.steadiness import Steadiness
 from forebay.engine.policy import UpdatePolicy
 from forebay.errors import GradientError, TransferError
@@ -164,7 +164,7 @@ class EarlyUpdates(UpdatePolicy):
                 hint="set them before the last backward, as they were to step() with now, or "
                 "set bf16.check_grad_overflow to true",
             )
-        written = next((r for unit in self._started for r in unit.records if _is_written(r)), None)
+        written = next((r for unit in self._started for r in unit.records if is_written(r)), None)
         if written is not None:
             self._refuse_if_started(f"{written.label} was written before step()")
         self._barrier.held = False
@@ -216,13 +216,3 @@ class EarlyUpdates(UpdatePolicy):
     def _updated(self) -> str:
         count = len(self._started)
         return f"{count} unit{'s' if count > 1 else ''} had been updated during backward"
-
-
-def _is_written(record: ParamRecord) -> bool:
-    """Whether the user wrote or assigned a weight since its early update."""
-    if record.pending:
-        return False  # it views NaN; whoever wrote into that is told when the weight is back
-    return record.param._version != record.version or (
-        record.slot.elements > 0
-        and record.param.data_ptr() != record.part.weight(record.slot).data_ptr()
-    )

@@ -1,0 +1,134 @@
+"""What this window's gradients say: which columns are important, and what these get.
+
+Gradients are looked at on the device as they leave it. Nothing is decided by that: a step that is
+skipped, or a window that is discarded, leaves no trace.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from forebay.engine.policies.important import slice_of
+from forebay.links.lanes import wait
+from forebay.optim.columns import Columns, column_squares, largest_columns
+from forebay.optim.readback import read_numbers
+from forebay.optim.squares import square_sum
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from forebay.engine.record import ParamRecord
+    from forebay.engine.watched_gradients import WatchedGradients
+    from forebay.plan.zenflow import ZenFlow
+
+__all__ = ["Importance", "Look"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """What was seen of one gradient.
+
+    Attributes:
+        columns: The important columns, chosen by it or before.
+        is_choice: Whether they were chosen by it.
+        compact: Their elements of it, on the device.
+        squares: float64 sums of squares [2]: of all of it, and of `compact`; None where nobody
+            asks.
+    """
+
+    columns: Columns
+    is_choice: bool
+    compact: torch.Tensor
+    squares: torch.Tensor | None
+
+
+class Importance:
+    """Looks at gradients.
+
+    Args:
+        settings: The share of columns, and whether gradients decide when the rest is updated.
+        columns_of: The columns chosen so far.
+        device: Where important columns are updated.
+
+    Attributes:
+        wanted: Indices of the parameters whose columns are to be chosen by their next gradient.
+    """
+
+    def __init__(
+        self,
+        settings: ZenFlow,
+        *,
+        columns_of: Callable[[ParamRecord], Columns | None],
+        device: torch.device,
+    ) -> None:
+        self._settings = settings
+        self._columns_of = columns_of
+        self._device = device
+        self._looks: dict[int, Look] = {}
+        self.wanted: set[int] = set()
+        self.is_active = False
+
+    def look(self, record: ParamRecord, value: torch.Tensor) -> None:
+        """A final gradient: what this rank has of it, on the device."""
+        if not self.is_active or not record.segment.elements:
+            return
+        flat = value.detach().reshape(-1)
+        columns = self._columns_of(record)
+        is_choice = columns is None or record.index in self.wanted
+        if columns is None or is_choice:
+            columns = self._choose(record, flat)
+        compact = columns.pick(flat)
+        squares = None
+        if self._settings.update_every is None:
+            squares = torch.stack([square_sum(flat), square_sum(compact)])
+        self._looks[record.index] = Look(
+            columns=columns, is_choice=is_choice, compact=compact, squares=squares
+        )
+
+    def _choose(self, record: ParamRecord, flat: torch.Tensor) -> Columns:
+        where = slice_of(record)
+        if not where.columns:
+            return Columns(where, None)
+        squares = column_squares(flat, where)
+        return Columns(where, largest_columns(squares, where.kept(self._settings.topk_ratio)))
+
+    def seen(self, record: ParamRecord, gradients: WatchedGradients) -> Look:
+        """The look at a parameter's final gradient, taken again if more came after it had left."""
+        if record.index not in self._looks or gradients.has_grown(record):
+            part = record.part
+            if part.ticket is not None:
+                wait(part.ticket, f"the way of the gradient of {record.label} to the host")
+            self.look(record, part.gradient(record.slot).clone().to(self._device))
+        look = self._looks[record.index]
+        if look.compact.is_cuda:
+            # it may have been made on the stream of sums over ranks
+            look.compact.record_stream(torch.cuda.current_stream(look.compact.device))
+        return look
+
+    def forget(self) -> None:
+        """The window is over."""
+        self._looks.clear()
+
+    def norms(self, records: Sequence[ParamRecord]) -> dict[int, tuple[float, float]]:
+        """Root mean squares over columns, by parameter: of the rest, and of the important ones.
+
+        Of parameters that have both.
+        """
+        chosen = [r for r in records if not self._looks[r.index].columns.are_all]
+        if not chosen:
+            return {}
+        stacked = [self._looks[r.index].squares for r in chosen]
+        numbers = read_numbers(torch.cat([s for s in stacked if s is not None]))
+        found = {}
+        for place, record in enumerate(chosen):
+            total, important = numbers[2 * place : 2 * place + 2]
+            where = slice_of(record)
+            kept = where.kept(self._settings.topk_ratio)
+            # rounding may leave the smaller part of a sum below zero
+            rest = math.sqrt(max(0.0, total - important) / (where.columns - kept))
+            found[record.index] = (rest, math.sqrt(important / kept))
+        return found
