@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from forebay.model.layout import ParamSlot, PartLayout
     from forebay.plan.placement import Placement
 
-__all__ = ["TORCH_DTYPES", "GradientForm", "PartStorage", "state_item_bytes"]
+__all__ = ["TORCH_DTYPES", "GradientForm", "PartStorage"]
 
 TORCH_DTYPES = {
     "float32": torch.float32,
@@ -396,11 +396,3 @@ class PartStorage:
             self.files.close()
         self._state.forget()
         self.rebind()
-
-
-def state_item_bytes(part: PartStorage) -> int:
-    """Bytes per element of a part's state that a visit to the device moves each way."""
-    own = part.dtype.itemsize if part.stores_on_host else 0
-    if part.low is not None:
-        return 10 + own
-    return own + (12 if part.master is MasterLayout.WHOLE else 8)

@@ -15,7 +15,6 @@ import torch
 
 from forebay.engine.gradients import follow
 from forebay.engine.masters import refresh_master
-from forebay.engine.part import state_item_bytes
 from forebay.engine.record import GradientState
 from forebay.model.layout import SUM_ITEM_BYTES
 from forebay.optim.flat_state import FlatState
@@ -171,7 +170,7 @@ class Streamer:
     def _fetch_part(
         self, part: PartStorage, records: Iterable[ParamRecord], block: torch.Tensor, event: Event
     ) -> StagedPart:
-        state_bytes = state_item_bytes(part) * part.elements
+        state_bytes = _state_item_bytes(part) * part.elements
         staged = StagedPart(part, block[:state_bytes])
         spans = [
             (there.data_ptr(), here.data_ptr(), here.numel() * here.element_size())
@@ -241,6 +240,14 @@ class Streamer:
         self._waiting.clear()
 
 
+def _state_item_bytes(part: PartStorage) -> int:
+    """Bytes per element of a part's state that a visit to the device moves each way."""
+    own = part.dtype.itemsize if part.stores_on_host else 0
+    if part.low is not None:
+        return 10 + own
+    return own + (12 if part.master is MasterLayout.WHOLE else 8)
+
+
 def _has_landed_for_good(record: ParamRecord) -> bool:
     """Whether the gradient must be used where it is: only fp32 sums come back to the device."""
     return record.state is GradientState.LANDED and record.part.gradient_dtype != "float32"
@@ -262,7 +269,7 @@ def _gradient_bytes(unit: Unit) -> int:
 def _visit_bytes(part: PartStorage, records: Iterable[ParamRecord]) -> int:
     """Bytes that come up: the state, and the sums of earlier backwards if there are any."""
     landed = any(record.state is GradientState.LANDED for record in records)
-    return (state_item_bytes(part) + (SUM_ITEM_BYTES if landed else 0)) * part.elements
+    return (_state_item_bytes(part) + (SUM_ITEM_BYTES if landed else 0)) * part.elements
 
 
 def _return_sums(
