@@ -24,7 +24,7 @@ from forebay.engine.rank_sums import RankSums
 from forebay.engine.state_memory import PartMemory, StateMemory
 from forebay.engine.weight_memory import WeightMemory
 from forebay.model.layout import ITEM_BYTES, Segment
-from forebay.optim.master import join, split
+from forebay.optim.master import join, split_into
 from forebay.plan.placement import MasterLayout, UpdatePlace, WeightPlace
 from forebay.tiers.device import DeviceArena
 from forebay.tiers.host import HostArena
@@ -43,9 +43,6 @@ TORCH_DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-
-# Splitting a master takes some 24 bytes of temporary memory per element: 24 MiB at once.
-_CHUNK_ELEMENTS = 1 << 20
 
 
 class GradientForm(Enum):
@@ -369,14 +366,7 @@ class PartStorage:
             return
         high = self.high[segment.offset : segment.end]
         low = self.low[segment.offset : segment.end]
-        if flat.dtype is torch.bfloat16:
-            high.copy_(flat)
-            low.zero_()
-            return
-        for start in range(0, segment.elements, _CHUNK_ELEMENTS):
-            chunk = slice(start, start + _CHUNK_ELEMENTS)
-            single = flat[chunk].to(device=high.device, dtype=torch.float32)
-            high[chunk], low[chunk] = split(single)
+        split_into(high, low, flat)
 
     def sync_high(self) -> None:
         """Copy the weights over their mirror on the host, where the device updated them last."""

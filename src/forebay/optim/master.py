@@ -12,7 +12,10 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["join", "round_bf16", "split"]
+__all__ = ["join", "round_bf16", "split", "split_into"]
+
+# Splitting takes some 24 bytes of temporary memory per element: 24 MiB at once.
+_CHUNK_ELEMENTS = 1 << 20
 
 
 def round_bf16(value: torch.Tensor) -> torch.Tensor:
@@ -45,6 +48,24 @@ def join(high: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
     """
     upper = high.contiguous().view(torch.int16).to(torch.int32) << 16
     return (upper + low.view(torch.int16).to(torch.int32)).view(torch.float32)
+
+
+def split_into(high: torch.Tensor, low: torch.Tensor, value: torch.Tensor) -> None:
+    """Write a master's halves; temporary memory is bounded, whatever its size.
+
+    Args:
+        high: bf16, flat, changed.
+        low: int16, as long, on the same device, changed.
+        value: The master, as long, in any dtype and on any device.
+    """
+    if value.dtype is torch.bfloat16:
+        high.copy_(value)
+        low.zero_()
+        return
+    for start in range(0, value.numel(), _CHUNK_ELEMENTS):
+        chunk = slice(start, start + _CHUNK_ELEMENTS)
+        single = value[chunk].to(device=high.device, dtype=torch.float32)
+        high[chunk], low[chunk] = split(single)
 
 
 def _bits(value: torch.Tensor) -> torch.Tensor:
