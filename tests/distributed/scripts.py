@@ -9,11 +9,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 
 import forebay
 from distributed.training import digest
+from forebay.errors import UnsupportedError
 
 
 def config(stage: int = 2, **more: Any) -> dict[str, Any]:
@@ -159,7 +162,6 @@ def uneven_use(stage: int = 2) -> dict[str, Any]:
 
 def whole_values(stage: int, folder: str) -> dict[str, Any]:
     """Read and write whole values of sharded parameters; rank 1 alone writes in a window."""
-    from forebay.errors import UnsupportedError
     from forebay.utils import (
         safe_get_full_fp32_param,
         safe_get_full_grad,
@@ -207,6 +209,24 @@ def whole_values(stage: int, folder: str) -> dict[str, Any]:
         checks["saved"] = stage == 3 and not mine.exists()
     engine.close()
     return {"checks": checks, "out": out}
+
+
+def copies(how: str) -> dict[str, Any]:
+    """Two copies of the state, each over two ranks."""
+    torch.manual_seed(1)
+    settings, mesh = config(3), None
+    if how == "mics":
+        settings["zero_optimization"]["mics_shard_size"] = 2
+    else:
+        torch.distributed.init_process_group("gloo")
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    with forebay.initialize(model=mlp(), config=settings, mesh_param=mesh)[0] as engine:
+        _steps(engine, 2)
+        group = engine.core.options.group
+        with pytest.raises(UnsupportedError, match="several copies of the state"):
+            engine.save_checkpoint("unused")
+        weights = digest(list(engine.state_dict().values()))
+        return {"sharers": tuple(group.sharers), "weights": weights}
 
 
 def command_line(words: list[str]) -> int:

@@ -11,13 +11,10 @@ import pytest
 import torch
 
 from distributed import ranks, training
-from distributed.training import Recipe, model_of, variants, windows
+from distributed.definition import by_definition
+from distributed.training import Recipe, variants
 from forebay.model.layout import SHARDED_ALIGNMENT_ELEMENTS
-from forebay.optim.clip import global_norm, gradient_scale
-from forebay.optim.master import split
-from forebay.optim.reference import AdamState, update_
-from forebay.optim.rule import AdamRule
-from forebay.optim.squares import BLOCK, square_sum
+from forebay.optim.squares import BLOCK
 from forebay.plan import UpdatePlace, WeightPlace
 
 
@@ -27,48 +24,6 @@ def _assert_same(results):
             assert other[key] == results[0][key], key
 
 
-def _by_definition(recipe: Recipe, size: int) -> tuple[list[float], str]:
-    """Law 1, written down: gradients of each rank, fp32 sums in rank order, one norm, one update.
-
-    One backward per update.
-    """
-    model = model_of(recipe.dtype)
-    params = list(model.parameters())
-    decayed = [p for p in params if p.ndim > 1]
-    rule = AdamRule.of(torch.optim.AdamW(params, lr=1e-2))
-    states = []
-    for param in params:
-        high, low = split(param.detach().float().reshape(-1))
-        moments = (torch.zeros_like(high, dtype=torch.float32) for _ in range(2))
-        states.append(
-            AdamState(master=high, low=low, exp_avg=next(moments), exp_avg_sq=next(moments))
-        )
-    inputs = [windows(recipe, rank=rank) for rank in range(size)]
-    norms = []
-    for step in range(recipe.steps):
-        sums = [None] * len(params)
-        for rank in range(size):
-            model.zero_grad()
-            training.loss_of(model, inputs[rank][step][0], recipe).backward()
-            for n, param in enumerate(params):
-                if param.grad is not None:
-                    mine = param.grad.float()
-                    sums[n] = mine.clone() if sums[n] is None else sums[n] + mine
-        norm = global_norm([float(square_sum(s)) for s in sums if s is not None], divisor=size)
-        norms.append(norm)
-        scale = gradient_scale(norm, max_norm=recipe.clip, divisor=size)
-        for param, state, grad in zip(params, states, sums, strict=True):
-            if grad is None:
-                continue
-            group = {"weight_decay": 0.1, "lr": 1e-2}
-            if not any(param is p for p in decayed):
-                group = {"weight_decay": 1e-2, "lr": 3e-3}
-            hyper = rule.capture({"betas": (0.9, 0.999), "eps": 1e-8, **group}, step + 1)
-            update_(state, grad=grad.reshape(-1), scale=scale, hyper=hyper)
-            param.data = state.master.view(param.shape).clone()
-    return norms, training.digest(list(model.state_dict().values()))
-
-
 def test_three_ranks_agree_with_each_other_and_with_the_definition():
     """One backward per update: every stage, place and unit size, clipping on."""
     recipes = variants(Recipe())
@@ -76,7 +31,7 @@ def test_three_ranks_agree_with_each_other_and_with_the_definition():
     recipes += [streamed, replace(streamed, place=UpdatePlace.STREAMED)]
     by_rank = ranks.run(3, training.train_all, recipes)
     _assert_same([result for results in by_rank for result in results])
-    norms, weights = _by_definition(recipes[0], 3)
+    norms, weights = by_definition(recipes[0], size=3)
     first = by_rank[0][0]
     assert (first["norms"], first["weights"]) == (norms, weights)
     assert min(norms) < recipes[0].clip < max(norms)  # clipping is active and idle

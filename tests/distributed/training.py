@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import tempfile
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 from torch import distributed, nn
 
+from forebay.comm.exchange import Exchange
 from forebay.comm.fake import SlowGroup
 from forebay.comm.torch_group import TorchGroup
 from forebay.engine import EngineOptions, offload_with
@@ -39,6 +40,8 @@ class Recipe:
     backend: str = "gloo"
     slow_seconds: float = 0.0
     think_seconds: float = 0.0
+    exchange: Exchange = field(default_factory=Exchange)
+    sharers: int | None = None
 
 
 def model_of(dtype: torch.dtype, blocks: int = 0) -> nn.Module:
@@ -119,6 +122,8 @@ def train(recipe: Recipe) -> dict[str, object]:
         [{"params": decayed, "weight_decay": 0.1}, {"params": plain, "lr": 3e-3}], lr=1e-2
     )
     group: TorchGroup | SlowGroup = TorchGroup()
+    if recipe.sharers is not None:
+        group.split(recipe.sharers)
     if recipe.slow_seconds:
         group = SlowGroup(group, seconds=recipe.slow_seconds)
     if recipe.think_seconds:
@@ -134,6 +139,7 @@ def train(recipe: Recipe) -> dict[str, object]:
         threads=1,
         group=group,
         stage=recipe.stage,
+        exchange=recipe.exchange,
         nvme=_FILES if recipe.place is UpdatePlace.NVME else None,
     )
     _, optimizer = offload_with(model, source, options=options)

@@ -29,6 +29,7 @@ class _Wrapped:
         self._inner = inner
         self.rank, self.size = inner.rank, inner.size
         self.local_rank, self.local_size = inner.local_rank, inner.local_size
+        self.shard, self.sharers = inner.shard, inner.sharers
 
     def tell(self, values: torch.Tensor, *, what: str) -> torch.Tensor:
         """See `Group`."""
@@ -67,7 +68,19 @@ class StillGroup(_Wrapped):
 
     def all_gather(self, received: torch.Tensor, sent: torch.Tensor) -> None:
         """See `Group`."""
-        received.view(self.size, -1).copy_(sent.view(1, -1).expand(self.size, -1))
+        _repeat(received, sent)
+
+    def reduce_scatter(self, received: torch.Tensor, sent: torch.Tensor) -> None:
+        """See `Group`."""
+        received.copy_(sent.view(len(self.sharers), -1)[self.shard])
+
+    def gather_copies(self, received: torch.Tensor, sent: torch.Tensor) -> None:
+        """See `Group`."""
+        _repeat(received, sent)
+
+
+def _repeat(received: torch.Tensor, sent: torch.Tensor) -> None:
+    received.view(-1, sent.numel()).copy_(sent.view(1, -1))
 
 
 class SlowGroup(_Wrapped):
@@ -98,4 +111,14 @@ class SlowGroup(_Wrapped):
     def all_gather(self, received: torch.Tensor, sent: torch.Tensor) -> None:
         """See `Group`; late."""
         self._inner.all_gather(received, sent)
+        self._delay()
+
+    def reduce_scatter(self, received: torch.Tensor, sent: torch.Tensor) -> None:
+        """See `Group`; late."""
+        self._inner.reduce_scatter(received, sent)
+        self._delay()
+
+    def gather_copies(self, received: torch.Tensor, sent: torch.Tensor) -> None:
+        """See `Group`; late."""
+        self._inner.gather_copies(received, sent)
         self._delay()

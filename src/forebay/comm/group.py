@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import torch
 
     from forebay.comm.talk import Talk
@@ -14,6 +16,8 @@ __all__ = ["Group"]
 
 class Group(Protocol):
     """Ranks that train one model together.
+
+    All of them hold one copy of the sharded state together, or equal groups of them one copy each.
 
     Calls: `tell` and the collectives come from one thread (the queue's), in the same order on
     every rank; `doing` before each wait for others; `close` once.
@@ -39,12 +43,33 @@ class Group(Protocol):
         """Number of ranks on this machine."""
         ...
 
+    @property
+    def shard(self) -> int:
+        """This rank, counted among those that it shares one copy of the state with."""
+        ...
+
+    @property
+    def sharers(self) -> Sequence[int]:
+        """Those ranks, this one included, in the order of their slices; all of them by default."""
+        ...
+
     def all_to_all(self, received: torch.Tensor, sent: torch.Tensor) -> None:
-        """Exchange equal slices: slice r of `sent` goes to rank r, slice r of `received` is its."""
+        """Exchange equal slices among sharers.
+
+        Slice r of `sent` goes to the r-th of them, slice r of `received` is its.
+        """
         ...
 
     def all_gather(self, received: torch.Tensor, sent: torch.Tensor) -> None:
-        """Collect each rank's `sent` into its slice of `received`."""
+        """Collect each sharer's `sent` into its slice of `received`."""
+        ...
+
+    def reduce_scatter(self, received: torch.Tensor, sent: torch.Tensor) -> None:
+        """Add up sharers' `sent` by the library's own sum; `received` is this rank's slice."""
+        ...
+
+    def gather_copies(self, received: torch.Tensor, sent: torch.Tensor) -> None:
+        """Collect `sent` of each rank that has the same slice of another copy, copy by copy."""
         ...
 
     def tell(self, values: torch.Tensor, *, what: str) -> torch.Tensor:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import distributed
 from torch.distributed import distributed_c10d as c10d
+from torch.distributed.device_mesh import init_device_mesh
 
 from forebay.comm.life import Life
 from forebay.comm.talk import Talk
@@ -21,6 +22,8 @@ from forebay.errors import RankError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from torch.distributed.device_mesh import DeviceMesh
 
 __all__ = ["LIMIT_SECONDS", "TorchGroup"]
 
@@ -38,6 +41,8 @@ class TorchGroup:
     Attributes:
         rank: This rank.
         size: Number of ranks.
+        shard: This rank among the sharers of one copy; see `Group`.
+        sharers: Those ranks.
         local_rank: As torchrun counts it.
         local_size: Likewise.
     """
@@ -48,7 +53,9 @@ class TorchGroup:
         self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         self.local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         self._limit = limit_seconds
-        self._data = distributed.group.WORLD
+        self._data: Any = distributed.group.WORLD
+        self._copies: Any = None
+        self.shard, self.sharers = self.rank, tuple(range(self.size))
         self._on_host = distributed.get_backend() == "gloo"
         self._control: Any = None
         store = c10d._get_default_store()
@@ -62,6 +69,33 @@ class TorchGroup:
     def limit(self, seconds: float) -> None:
         """Set how long the others may take to come to a pass, before the first one."""
         self._limit = seconds
+
+    def split(self, sharers: int) -> None:
+        """Let each `sharers` ranks, counted from 0, hold one copy of the state.
+
+        Every rank calls it, before any exchange.
+        """
+        kind = "cpu" if self._on_host else "cuda"
+        self.follow(init_device_mesh(kind, (self.size // sharers, sharers)))
+
+    def follow(self, mesh: DeviceMesh) -> None:
+        """Take the groups of a mesh of all ranks: its last axis shards, the first of two copies.
+
+        Raises:
+            RankError: It has more axes, or not all ranks.
+        """
+        if mesh.ndim > 2 or mesh.size() != self.size:
+            raise RankError(
+                f"the mesh has {mesh.ndim} axes and {mesh.size()} ranks; one or two axes and all "
+                f"{self.size} ranks are needed",
+                hint='init_device_mesh(kind, (copies, sharers), mesh_dim_names=("replicate", '
+                '"shard"))',
+            )
+        last = mesh.ndim - 1
+        self._data = mesh.get_group(last)
+        self._copies = mesh.get_group(0) if mesh.ndim == 2 else None
+        self.shard = mesh.get_local_rank(last)
+        self.sharers = tuple(distributed.get_process_group_ranks(self._data))
 
     def _serial(self, store: Any, name: str) -> int:
         """How manieth group of this name it is; the same on every rank, since all make each."""
@@ -85,6 +119,16 @@ class TorchGroup:
         """See `Group`."""
         with self._explained(), self._near(received) as into:
             _gather(_raw(into), _raw(self._bring(sent)), self._data)
+
+    def reduce_scatter(self, received: torch.Tensor, sent: torch.Tensor) -> None:
+        """See `Group`."""
+        with self._explained(), self._near(received) as into:
+            distributed.reduce_scatter_tensor(into, self._bring(sent), group=self._data)
+
+    def gather_copies(self, received: torch.Tensor, sent: torch.Tensor) -> None:
+        """See `Group`."""
+        with self._explained(), self._near(received) as into:
+            _gather(_raw(into), _raw(self._bring(sent)), self._copies)
 
     def _bring(self, tensor: torch.Tensor) -> torch.Tensor:
         """Where the backend can read it: gloo knows hosts alone."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from forebay.compat.copies import exchange_of, join_copies
 from forebay.compat.distributed import init_distributed, join_ranks, local_device
 from forebay.compat.engine import TrainingEngine
 from forebay.compat.files import nvme_options
@@ -84,7 +85,8 @@ def initialize(
             several, started by torchrun, there always is one.
         collate_fn: For the loader, and for those of `deepspeed_io`.
         config: Path, dict or base64 of the DeepSpeed JSON.
-        mesh_param: Refused.
+        mesh_param: A `DeviceMesh` of all ranks. Its last axis shards; along the first of two,
+            copies of the state are kept alike.
         config_params: Old name of `config`.
 
     Returns:
@@ -105,7 +107,6 @@ def initialize(
         lr_scheduler=lr_scheduler,
         mpu=mpu,
         collate_fn=collate_fn,
-        mesh_param=mesh_param,
     )
     if dist_init_required:
         init_distributed()
@@ -129,6 +130,7 @@ def initialize(
         if group is not None:
             refuse_wrapped(model)
             refuse_other_start(group, config=resolved, model=model, groups=client.param_groups)
+            join_copies(group, mesh=mesh_param, sharers=resolved.exchange.sharers)
             group.limit(resolved.rank_timeout)
         engine = _build(
             model,
@@ -185,6 +187,7 @@ def _build(
                 cast_to=_cast_to(model, precision=config.precision),
                 group=group,
                 stage=config.zero.stage,
+                exchange=exchange_of(config),
             ),
         )
         undo.callback(core.close)

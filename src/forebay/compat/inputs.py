@@ -39,7 +39,6 @@ def check_arguments(
     lr_scheduler: Any,
     mpu: Any,
     collate_fn: Any,
-    mesh_param: Any,
 ) -> nn.Module:
     """Refuse arguments of `initialize` of a wrong type, and what is not there yet.
 
@@ -51,12 +50,11 @@ def check_arguments(
         UnsupportedError: It asks for what is not there yet.
     """
     checked = _check_model(args, model)
-    for name, value in (("mpu", mpu), ("mesh_param", mesh_param)):
-        if value is not None:
-            raise UnsupportedError(
-                f"initialize({name}=...) is not supported yet",
-                hint="leave it out: one process trains the whole model",
-            )
+    if mpu is not None:
+        raise UnsupportedError(
+            "initialize(mpu=...) is not supported yet",
+            hint="leave it out: every rank trains the whole model",
+        )
     _check_optimizer(optimizer)
     if lr_scheduler is not None and not callable(lr_scheduler) and not _steps(lr_scheduler):
         raise ConfigError(

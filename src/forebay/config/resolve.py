@@ -10,6 +10,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from forebay.config.batch import resolve_batch
+from forebay.config.exchange import resolve_exchange
 from forebay.config.facts import Facts
 from forebay.config.lookup import Lookup
 from forebay.config.nvme import resolve_nvme
@@ -80,7 +81,7 @@ def resolve(
         host_bytes=lookup.take("forebay.host_budget"),
         nvme_bytes=lookup.take("forebay.nvme_budget") if zero.nvme is not None else None,
     )
-    for name in ("update", "state_format", "accumulation_order", "reduction"):
+    for name in ("update", "state_format", "accumulation_order"):
         # One value each passes so far; the row says which.
         lookup.take(f"forebay.{name}")
     config = ResolvedConfig(
@@ -90,6 +91,7 @@ def resolve(
         optimizer=optimizer,
         scheduler=scheduler,
         zero=zero,
+        exchange=resolve_exchange(lookup),
         keeps_activations_on_host=lookup.take("activation_checkpointing.cpu_checkpointing"),
         budgets=budgets,
         synchronous=lookup.take("forebay.synchronous"),

@@ -11,6 +11,8 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from forebay.config.exchange import ExchangeSpec
+
 if TYPE_CHECKING:
     from forebay.config.nvme_spec import NvmeSpec
 
@@ -226,6 +228,7 @@ class ResolvedConfig:
         optimizer: The optimizer to build; None where the caller brings one.
         scheduler: The schedule to build, or None.
         zero: Sharding and offload.
+        exchange: What happens between ranks.
         keeps_activations_on_host: Whether what checkpointing keeps waits on the host.
         budgets: Bytes per tier.
         synchronous: Whether `step()` waits for the whole update.
@@ -245,6 +248,7 @@ class ResolvedConfig:
     optimizer: OptimizerSpec | None = None
     scheduler: SchedulerSpec | None = None
     zero: ZeroSpec = ZeroSpec()
+    exchange: ExchangeSpec = field(default_factory=ExchangeSpec)
     keeps_activations_on_host: bool = False
     budgets: BudgetSpec = BudgetSpec()
     synchronous: bool = False
@@ -287,13 +291,14 @@ class ResolvedConfig:
             "wall_clock_breakdown": self.wall_clock_breakdown,
             "dataloader_drop_last": self.dataloader_drop_last,
             **_precision_dict(self.precision),
+            **self.exchange.top_keys(),
         }
         if self.optimizer is not None:
             config["optimizer"] = _optimizer_dict(self.optimizer)
         if self.scheduler is not None:
             params = {name: value for name, value in self.scheduler.params if value is not None}
             config["scheduler"] = {"type": self.scheduler.name, "params": params}
-        config["zero_optimization"] = _zero_dict(self.zero)
+        config["zero_optimization"] = _zero_dict(self.zero) | self.exchange.zero_keys()
         if self.zero.nvme is not None:
             config["aio"] = self.zero.nvme.aio.as_dict()
         if self.tensorboard is not None:
@@ -316,7 +321,7 @@ class ResolvedConfig:
             "update": "exact",
             "state_format": "fp32",
             "accumulation_order": "microbatch",
-            "reduction": "ranked",
+            "reduction": self.exchange.reduction,
             "synchronous": self.synchronous,
             "rank_timeout": self.rank_timeout,
             "profile": self.profile,

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from forebay.comm.exchange import Exchange
 from forebay.links.observer import NO_OBSERVER
 from forebay.optim.loss_scale import StaticLossScale
 from forebay.plan.placement import Sharding, SixteenBitMaster, WeightPlace
@@ -102,6 +103,7 @@ class EngineOptions:
         observe: Makes what watches the engine, given its device.
         fault: Scripted delays and faults of the link.
         group: The ranks that train together; None for this process alone.
+        exchange: How gradients go between ranks.
         stage: What is sharded over them; see `forebay.plan.Sharding`.
         nvme: Files for the state that host memory has no room for; None keeps all of it there.
         policy: When units update; exact updates run during backward where that is legal.
@@ -134,6 +136,7 @@ class EngineOptions:
     observe: Callable[[torch.device], Observer] = _nobody
     fault: FaultScript | None = None
     group: Group | None = None
+    exchange: Exchange = field(default_factory=Exchange)
     stage: int = 0
     nvme: NvmeOptions | None = None
     policy: Policy = EXACT
@@ -143,4 +146,5 @@ class EngineOptions:
         """How state is spread over the ranks."""
         if self.group is None:
             return Sharding()
-        return Sharding(rank=self.group.rank, size=self.group.size, stage=self.stage)
+        group = self.group
+        return Sharding(rank=group.shard, size=len(group.sharers), stage=self.stage)

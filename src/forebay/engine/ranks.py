@@ -53,10 +53,10 @@ class Ranks:
         return ordered_sum(row[0] for row in told) / len(told)
 
     def gather(self, own: torch.Tensor) -> torch.Tensor:
-        """Every rank's flat tensor, [size, n]; every rank calls it with one as long."""
+        """Every sharer's flat tensor, [sharers, n]; every rank calls it with one as long."""
         queue = self.queue
         assert queue is not None
-        rows = own.new_empty((queue.collectives.group.size, own.numel()))
+        rows = own.new_empty((len(queue.collectives.group.sharers), own.numel()))
 
         def _gather() -> None:
             queue.collectives.gather(rows.view(-1), own, purpose=Purpose.STATE)
@@ -95,7 +95,8 @@ def queue_of(options: EngineOptions, *, count: int, device: torch.device) -> Que
         return None
     # A step tells two marks for each unit, and their order.
     passes = Passes(group, width=3 * count)
-    return Queue(Collectives(group), passes=passes, device=device)
+    collectives = Collectives(group, exchange=options.exchange)
+    return Queue(collectives, passes=passes, device=device)
 
 
 def connect_ranks(

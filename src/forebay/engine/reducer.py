@@ -73,8 +73,8 @@ class Reducer:
         self._queue = queue
         self._collectives = queue.collectives
         self._on_order = on_order
-        self._stage = options.stage
-        self.ranks = options.sharding.size
+        self._stage, self._exchange_form = options.stage, options.exchange
+        self.ranks = queue.collectives.group.size
         self._passes = queue.passes
         self._local_order = self._order = tuple(range(len(units)))
         self._wide: set[int] = set()
@@ -152,14 +152,16 @@ class Reducer:
     def _pack(
         self, part: PartStorage, records: Sequence[ParamRecord], *, wide: bool
     ) -> torch.Tensor:
-        dtype = torch.float32 if wide else part.dtype
+        form = self._exchange_form
+        dtype = form.travels(part.dtype, is_sum=wide)
         flat = torch.zeros(part.layout.elements, dtype=dtype, device=part.device)
         part.sums.is_spread = True
         for record in records:
             if not record.has_local:
                 continue
             value = record.device_value()
-            if value.dtype is torch.float32 and dtype is not torch.float32:
+            is_sum = value.dtype is torch.float32 and dtype is not torch.float32
+            if is_sum and not form.rounds_sums:
                 continue  # see [Note: extra rounds]
             flat[record.slot.offset : record.slot.end] = value.reshape(-1)
             record.give_away()
@@ -260,6 +262,7 @@ class Reducer:
         job.wait()
         rows: torch.Tensor = job.result
         agreed = self._present_somewhere(rows[:, : len(self._records)].tolist())
+        rows = rows[list(group.sharers)]  # other copies say the same
         at, squares = len(self._records), {}
         for (unit, number), zeros in self._no_blocks():
             of_part = rows[:, at : at + len(zeros)].reshape(-1)

@@ -59,10 +59,10 @@ KEYS: Final[tuple[Key, ...]] = (
     honoured(
         "forebay.reduction",
         choice("ranked", "library"),
-        "How gradients add up over ranks. ranked: in fp32, in the order of ranks.",
+        "How gradients add up over ranks. ranked: in fp32, in the order of ranks, so that stages "
+        "agree to the bit; library: by the reduce-scatter of NCCL or gloo, in the type in which "
+        "they travel.",
         default="ranked",
-        accepts=("ranked",),
-        reason=NOT_YET,
     ),
     honoured(
         "forebay.keep_checkpoints",

@@ -93,12 +93,13 @@ _GRADIENTS: Final[tuple[Key, ...]] = (
         default="mean",
         reason="gradients are averaged over ranks; multiply the loss by their number for a sum",
     ),
-    hint(
+    honoured(
         "communication_data_type",
         optional(choice("fp16", "bfp16", "bf16", "fp32")),
-        "Dtype in which gradients travel between ranks.",
+        "Dtype in which gradients travel between ranks; they are added in fp32. null is their "
+        "own, and fp32 for sums of several backwards, which loses nothing.",
         default=None,
-        reason=_EXCHANGED,
+        auto=Auto.DEFAULT,
     ),
     hint(
         "seq_parallel_communication_data_type",

@@ -100,6 +100,7 @@ _COMMUNICATION: Final[tuple[Key, ...]] = (
         POSITIVE,
         "Ranks that share a second copy of the weights (ZeRO++).",
         default=1,
+        instead="mics_shard_size, where all state is to have a copy for each group of ranks",
     ),
     refused(
         "zero_optimization.zero_quantized_weights",
@@ -132,8 +133,14 @@ _COMMUNICATION: Final[tuple[Key, ...]] = (
             "reset_T": (POSITIVE, 1024, "Steps between two resets."),
         },
     ),
-    refused(
-        "zero_optimization.mics_shard_size", INTEGER, "Ranks that share the weights.", default=-1
+    honoured(
+        "zero_optimization.mics_shard_size",
+        INTEGER,
+        "Hybrid sharding: ranks that share one copy of what the stage shards, counted from rank 0 "
+        "on, those of a machine for example; every other group of as many has its copy too. -1 is "
+        "all ranks.",
+        default=-1,
+        auto=Auto.DEFAULT,
     ),
     refused(
         "zero_optimization.mics_hierarchical_params_gather",
