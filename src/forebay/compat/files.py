@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forebay.engine.file_space import NvmeOptions, WeightBuffers
+from forebay.errors import ConfigError
 from forebay.links.host_nvme import FileAccess
 
 if TYPE_CHECKING:
     from forebay.config.nvme_spec import WeightFilesSpec
     from forebay.config.resolved import ResolvedConfig
 
-__all__ = ["nvme_options"]
+__all__ = ["nvme_options", "refuse_missing_folders"]
 
 
 def nvme_options(config: ResolvedConfig) -> NvmeOptions | None:
@@ -46,3 +47,20 @@ def _weights(spec: WeightFilesSpec | None) -> WeightBuffers:
         elements=spec.buffer_elements,
         in_memory_elements=spec.in_memory_elements,
     )
+
+
+def refuse_missing_folders(config: ResolvedConfig) -> None:
+    """Refuse a configuration whose folders for files are not there, before anything is loaded.
+
+    Raises:
+        ConfigError: With the folder.
+    """
+    spec = config.zero.nvme
+    for path in () if spec is None else map(Path, spec.paths):
+        if not path.is_dir():
+            what = "is a file" if path.exists() else "does not exist"
+            raise ConfigError(
+                f"config key zero_optimization.offload_optimizer.nvme_path names {path}, which "
+                f"{what}",
+                hint=f"mkdir -p {path}, on a local drive",
+            )

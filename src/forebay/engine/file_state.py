@@ -70,6 +70,7 @@ class FileState:
         self.written: list[Any] = [None] * len(self.records)
         self.before_write: Callable[[FileState, int], None] | None = None
         self._names = tuple(names)
+        self._names_of: dict[int, list[str]] = {}
         self._space = space
         nbytes = sum(record.nbytes for record in self.records)
         what = f"{' and '.join(form.roles)} of {elements} parameters"
@@ -154,11 +155,14 @@ class FileState:
 
     def names_of(self, index: int) -> list[str]:
         """What each block of a record holds, for messages."""
-        record = self.records[index]
-        return [
-            f"{self._roles[0]} of {self._names_in(begin)}"
-            for begin in range(record.begin, record.end, SUM_ELEMENTS)
-        ]
+        known = self._names_of.get(index)
+        if known is None:
+            record = self.records[index]
+            known = self._names_of[index] = [
+                f"{self._roles[0]} of {self._names_in(begin)}"
+                for begin in range(record.begin, record.end, SUM_ELEMENTS)
+            ]
+        return known
 
     def close(self) -> None:
         """Give back what is counted; the space closes the files."""

@@ -59,8 +59,43 @@ def with_files(
         host_budget: Bytes that may be placed on the host; None without a bound.
         device_page_bytes: What each device allocation is rounded up to.
     """
+    placement = _with_buffers(placement, options, host_budget=host_budget)
+    to_files = weights is WeightPlace.NVME
+    in_files = tuple(
+        unit
+        if unit.update is UpdatePlace.DEVICE
+        else replace(
+            unit,
+            update=UpdatePlace.NVME,
+            weights=WeightPlace.NVME if to_files else unit.weights,
+        )
+        for unit in placement.units
+    )
+    left = None
+    if host_budget is not None:
+        if _host_bytes(placement, device_page_bytes) <= host_budget:
+            return placement
+        left = host_budget - _host_bytes(replace(placement, units=in_files), device_page_bytes)
+        if left < 0:
+            placement = _with_small_buffers(placement, options)
+            least = replace(placement, units=in_files)
+            left = host_budget - _host_bytes(least, device_page_bytes)
+            if left < 0:  # It will be refused; what takes less says how much is needed.
+                return min(least, placement, key=lambda p: _host_bytes(p, device_page_bytes))
+    units, left = _with_weights_in_memory(
+        in_files, placement, elements=options.weights.in_memory_elements, left=left
+    )
+    if left is not None:
+        units = _with_state_in_memory(units, placement, left=left)
+    return replace(placement, units=units)
+
+
+def _with_buffers(
+    placement: Placement, options: NvmeOptions, *, host_budget: int | None
+) -> Placement:
+    """The placement with the buffers that are asked for, or a share of the budget for them."""
     wanted = options.weights
-    placement = replace(
+    return replace(
         placement,
         buffers=FileBuffers(
             count=options.buffer_count,
@@ -81,29 +116,16 @@ def with_files(
             ),
         ),
     )
-    to_files = weights is WeightPlace.NVME
-    in_files = tuple(
-        unit
-        if unit.update is UpdatePlace.DEVICE
-        else replace(
-            unit,
-            update=UpdatePlace.NVME,
-            weights=WeightPlace.NVME if to_files else unit.weights,
-        )
-        for unit in placement.units
-    )
-    left = None
-    if host_budget is not None:
-        if _host_bytes(placement, device_page_bytes) <= host_budget:
-            return placement
-        least = replace(placement, units=in_files)
-        left = host_budget - _host_bytes(least, device_page_bytes)
-    units, left = _with_weights_in_memory(
-        in_files, placement, elements=wanted.in_memory_elements, left=left
-    )
-    if left is not None:
-        units = _with_state_in_memory(units, placement, left=left)
-    return replace(placement, units=units)
+
+
+def _with_small_buffers(placement: Placement, options: NvmeOptions) -> Placement:
+    """The least memory that files need: the smallest buffers, but for sizes that are asked for."""
+    state, weights = placement.buffers, placement.weight_buffers
+    if options.buffer_elements is None:
+        state = replace(state, piece_elements=SUM_ELEMENTS)
+    if options.weights.elements is None:
+        weights = replace(weights, piece_elements=SUM_ELEMENTS)
+    return replace(placement, buffers=state, weight_buffers=weights)
 
 
 def _with_weights_in_memory(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import distributed, nn
 
 from forebay.engine.engine import Engine
+from forebay.engine.offload_files import nvme_options
 from forebay.engine.optimizer import OffloadedOptimizer
 from forebay.engine.options import ActivationPlace, EngineOptions, Timing
 from forebay.errors import ConfigError, UnsupportedError
@@ -17,6 +18,9 @@ from forebay.plan.placement import WeightPlace
 from forebay.units_of_measure import parse_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from forebay.engine.offload_files import Folders
     from forebay.optim.loss_scale import LossScale
 
 __all__ = ["offload", "offload_with"]
@@ -33,6 +37,8 @@ def offload(  # noqa: PLR0913 - the public face, fixed by the design
     parameters: str = "device",
     activations: str = "device",
     synchronous: bool = False,
+    nvme_path: Folders | None = None,
+    aio: Mapping[str, Any] | None = None,
 ) -> tuple[nn.Module, OffloadedOptimizer]:
     """Keep a model's optimizer state in host memory and train it with the same arithmetic.
 
@@ -47,10 +53,15 @@ def offload(  # noqa: PLR0913 - the public face, fixed by the design
         host_budget: Bytes that may be placed on the host; None for what the machine has.
         clip_norm: Bound on the global gradient norm; None does not clip.
         parameters: Where the working weights live: "device", or "host" for models larger than the
-            device: each pass then brings them up unit by unit, into what `device_budget` leaves.
+            device: each pass then brings them up unit by unit, into what `device_budget` leaves;
+            "nvme" lets those of units whose state is in files be there too.
         activations: Where the inputs of checkpointed regions wait for the backward: "device", or
             "host", copied beside computation.
         synchronous: Let `step()` wait for everything instead of each unit's next forward.
+        nvme_path: A folder on a local drive, or several as one striped space, for the state that
+            `host_budget` has no room for (all of it without one); None keeps all in memory.
+        aio: How files are read and written, as DeepSpeed's section of that name: `block_size`,
+            `queue_depth`, `intra_op_parallelism`, `single_submit`, `overlap_events`.
 
     Returns:
         The model, and an optimizer to use in place of the one given.
@@ -58,6 +69,7 @@ def offload(  # noqa: PLR0913 - the public face, fixed by the design
     Raises:
         UnsupportedError: The model or optimizer cannot be honoured.
         BudgetError: The state does not fit; nothing was moved.
+        StorageError: A folder for files is missing, read-only or full.
 
     Example:
         >>> import torch
@@ -75,11 +87,16 @@ def offload(  # noqa: PLR0913 - the public face, fixed by the design
             hint="clip_norm=None does not clip",
         )
     for name, place in (("parameters", parameters), ("activations", activations)):
-        if place not in ("device", "host"):
+        if place not in ("device", "host") and (name, place) != ("parameters", "nvme"):
             raise ConfigError(
                 f"{name} is {place!r}; they live on the device or on the host",
                 hint=f'{name}="device" or {name}="host"',
             )
+    if parameters == "nvme" and nvme_path is None:
+        raise ConfigError(
+            'parameters is "nvme", and no folder is given for them',
+            hint='nvme_path="/folder/on/a/local/drive"',
+        )
     return offload_with(
         model,
         optimizer,
@@ -92,6 +109,7 @@ def offload(  # noqa: PLR0913 - the public face, fixed by the design
             clip_norm=clip_norm,
             timing=Timing.SYNCHRONOUS if synchronous else Timing.DEFERRED,
             loss_scale=_default_loss_scale(model),
+            nvme=nvme_options(nvme_path, aio=aio),
         ),
     )
 

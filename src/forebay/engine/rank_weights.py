@@ -69,14 +69,14 @@ class RankWeights:
         job = self._queue.submit(_gather, what=f"the weights of {unit.name}", after=after)
         # No update writes a slice under a gather: the handshake of a step comes after it.
         for part in unit.parts:
-            if part.stores_on_host:
-                self._lanes.traffic[Lane.UP] += part.own_weights.nbytes
+            if unit.stores_off_device:
+                self._lanes.traffic[Lane.UP] += part.dtype.itemsize * part.elements
         return [job]
 
     def _fill(self, part: PartStorage) -> None:
         """In the queue's thread: the whole flat part, then each parameter into its home."""
         assert part.home is not None
-        own = part.own_weights.to(part.device, non_blocking=True)
+        own = part.read_own_weights(0, part.elements).to(part.device, non_blocking=True)
         whole = torch.empty(part.layout.elements, dtype=part.dtype, device=part.device)
         self._queue.collectives.gather(whole, own, purpose=Purpose.WEIGHTS)
         for slot in part.layout.slots:

@@ -18,6 +18,7 @@ import torch
 
 from forebay.checkpoint.locate import CHECKPOINTS
 from forebay.compat.api import initialize
+from forebay.compat.files import refuse_missing_folders
 from forebay.data.batches import Batches, BatchShape
 from forebay.data.sources import open_files
 from forebay.errors import ConfigError, ForebayError
@@ -142,6 +143,7 @@ def _prepare(
     source = ModelSource.open(options.model)
     settings = Settings.read(options, source=source, ranks=ranks)
     draft = settings.draft()
+    refuse_missing_folders(draft)
     sequence_length(options, context=source.context)
     files = open_files(options.data)
     output = at_end.enter_context(ranks.folder(options.output))

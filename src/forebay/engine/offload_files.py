@@ -1,0 +1,80 @@
+"""Files for state, as `forebay.offload` is asked for them in plain values."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from forebay.engine.file_space import NvmeOptions
+from forebay.errors import ConfigError
+from forebay.links.host_nvme import FileAccess
+from forebay.tiers.nvme import ALIGNMENT_BYTES
+
+__all__ = ["Folders", "nvme_options"]
+
+Folders = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+# Names in DeepSpeed's section `aio`: what each is here, its least value and its largest.
+_NUMBERS: Final = {
+    "block_size": ("block_bytes", ALIGNMENT_BYTES, 1 << 30),
+    "queue_depth": ("queue_depth", 1, 128),
+    "intra_op_parallelism": ("parallelism", 1, 128),
+    "thread_count": ("parallelism", 1, 128),
+}
+_FLAGS: Final = ("single_submit", "overlap_events")
+
+
+def nvme_options(paths: Folders | None, *, aio: Mapping[str, Any] | None) -> NvmeOptions | None:
+    """The engine's options; None without a folder.
+
+    Raises:
+        ConfigError: A folder is named twice, or a value of `aio` cannot be honoured.
+
+    Example:
+        >>> nvme_options("/tmp", aio={"queue_depth": 32}).access.depth
+        32
+    """
+    if paths is None:
+        if aio:
+            raise ConfigError(
+                "aio says how files are read, and no folder is given for any",
+                hint='nvme_path="/folder/on/a/local/drive"',
+            )
+        return None
+    found = [Path(paths)] if isinstance(paths, str | os.PathLike) else [Path(p) for p in paths]
+    for one in found:
+        if found.count(one) > 1:
+            raise ConfigError(
+                f"nvme_path names {one} {found.count(one)} times: a striped set has each folder "
+                "once",
+                hint="several drives make it faster, one drive twice does not",
+            )
+    if not found:
+        raise ConfigError("nvme_path is an empty list", hint="nvme_path=None keeps state in memory")
+    return NvmeOptions(paths=tuple(found), access=_access(aio or {}))
+
+
+def _access(aio: Mapping[str, Any]) -> FileAccess:
+    chosen: dict[str, Any] = {}
+    for name, value in aio.items():
+        if name in _FLAGS:
+            if not isinstance(value, bool):
+                raise ConfigError(f"aio.{name} is {value!r}; it must be true or false")
+            chosen[name] = value
+        elif name in _NUMBERS:
+            meaning, least, most = _NUMBERS[name]
+            whole = isinstance(value, int) and not isinstance(value, bool)
+            if not whole or not least <= value <= most or value % least:
+                text = f"an integer from {least} to {most}"
+                if least > 1:
+                    text += f", a multiple of {least}"
+                raise ConfigError(f"aio.{name} is {value!r}; it must be {text}")
+            chosen[meaning] = value
+        else:
+            raise ConfigError(
+                f"aio has no {name}",
+                hint=f"one of {', '.join((*_NUMBERS, *_FLAGS))}",
+            )
+    return FileAccess(**chosen)
