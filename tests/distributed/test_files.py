@@ -1,4 +1,4 @@
-"""State and weights in files on two ranks: each rank has its own files, and the bits are the same."""
+"""State and weights in files on two ranks: each rank has files of its own, and the bits are one."""
 
 from __future__ import annotations
 
