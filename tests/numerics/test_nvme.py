@@ -138,8 +138,10 @@ def test_other_dtypes(engine, buffers, dtype, tmp_path):
 def test_files_change_no_bit_on_a_gpu(engine, buffers, access, dtype, micro, tmp_path):
     if engine == "some_in_memory" and micro > 1:
         pytest.skip("its budget is for one backward")
-    recipe = Recipe(dtype=dtype, steps=6, micro=micro, device="cuda")
-    _check(recipe, _in_files(tmp_path, engine, buffers, access))
+    options = _in_files(tmp_path, engine, buffers, access)
+    if engine == "some_in_memory" and dtype is torch.float32:  # its gradients are wider
+        options = replace(options, host_budget=9_500_000)
+    _check(Recipe(dtype=dtype, steps=6, micro=micro, device="cuda"), options)
 
 
 @pytest.mark.parametrize("sums", ["learned", "host", "device"])

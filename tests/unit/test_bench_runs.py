@@ -23,6 +23,7 @@ from forebay.bench.training import Training
 from forebay.bench.worker import run_contestant
 from forebay.cli.main import main
 from forebay.errors import ConfigError
+from forebay.hardware.catalog import machine_named
 from forebay.plan.program import Lane
 from unit.bench_cases import a_profile
 
@@ -302,6 +303,15 @@ def test_reads_command_in_small(tmp_path, capsys, monkeypatch, native):
     for place in ("after step", "in forward"):
         assert f"| mix+0+1 | {place} | quiet | 6 |" in out
     assert sorted(path.suffix for path in tmp_path.glob("reads-nano-*")) == [".json", ".md"]
+
+
+@pytest.mark.parametrize("verb", ["reads", "lengths"])
+def test_another_machines_profile_is_refused(verb, tmp_path, capsys):
+    theirs = tmp_path / "theirs.json"
+    theirs.write_text(machine_named("h200").as_json())
+    words = ["--device", "cpu", "--variants", "r0", "--size", "nano", "--profile", str(theirs)]
+    assert main(["bench", verb, *words]) == 2
+    assert "another machine" in capsys.readouterr().err
 
 
 def test_a_contestant_that_moves_nothing_has_no_reads(capsys, monkeypatch, native):

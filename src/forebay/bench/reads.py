@@ -39,6 +39,8 @@ _WARM_UP = 3
 # Reads after one step: several steps' write-backs are met, each in all its length.
 _READS_PER_STEP = 50
 _PAUSE_SECONDS = 0.001
+# And before each layer of a forward, which write-back outlasts by part only.
+_READS_PER_LAYER = 5
 # A model whose write-back ends at once is never met by a read: so many rounds in vain are enough.
 _ROUNDS_IN_VAIN = 4
 
@@ -135,8 +137,9 @@ class _Layers:
         self._handles.append(model.register_forward_hook(self._after_model))
 
     def _before_layer(self, _module: Any, _arguments: Any) -> None:
-        if self.kind is not None and (self.kind[1] == "quiet" or self._traffic.under_way):
-            self._reader.read(self.kind)
+        for _ in range(_READS_PER_LAYER if self.kind is not None else 0):
+            if self.kind[1] == "quiet" or self._traffic.under_way:
+                self._reader.read(self.kind)
 
     def _after_model(self, *_anything: Any) -> None:
         # recomputation in backward calls the layers again

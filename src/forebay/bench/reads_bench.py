@@ -111,6 +111,7 @@ def bench_reads(
     variants: Sequence[str],
     progress: Callable[[str], None] = lambda _text: None,
     limit_seconds: float = 600.0,
+    profile: Profile | None = None,
 ) -> ReadsBench:
     """Run every contestant.
 
@@ -119,12 +120,14 @@ def bench_reads(
         variants: forebay variants in the order of the run; see `forebay.bench.contestants`.
         progress: Told who runs.
         limit_seconds: A contestant that takes longer has not finished.
+        profile: The machine's ceilings; None to measure them first.
 
     Raises:
         RuntimeError: The ceilings could not be measured.
     """
-    progress("the machine's ceilings")
-    profile = ceilings(spec.device, limit_seconds=limit_seconds)
+    if profile is None:
+        progress("the machine's ceilings")
+        profile = ceilings(spec.device, limit_seconds=limit_seconds)
     results: list[dict[str, Any]] = []
     failures = []
     for variant in variants:

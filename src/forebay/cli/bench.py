@@ -13,6 +13,7 @@ from forebay.cli.bench_words import (
     device_of,
     give,
     numbers,
+    profile_of,
     progress,
     show,
     write,
@@ -120,7 +121,6 @@ def step(  # noqa: PLR0913 - one parameter an option
     from forebay.bench.spec import StepSpec
     from forebay.bench.step import bench_step
     from forebay.bench.step_tables import memory_table, step_table, traffic_table
-    from forebay.hardware.profile import read_profile
 
     def _tables(found: StepBench) -> list[Table]:
         return [step_table(found), memory_table(found), traffic_table(found)]
@@ -150,7 +150,7 @@ def step(  # noqa: PLR0913 - one parameter an option
         progress=progress,
         keep=_keep,
         limit_seconds=limit_seconds,
-        profile=None if profile is None else read_profile(profile),
+        profile=profile_of(profile, spec.device),
     )
     show(_tables(found), found.as_dict(), json=as_json)
     return 0 if found.results else 1
@@ -167,6 +167,7 @@ def reads(  # noqa: PLR0913 - one parameter an option
     device: _Device = "auto",
     threads: _Threads = None,
     host_budget: _Budget = None,
+    profile: _Profile = None,
     limit_seconds: _Limit = 600.0,
     output: _Output = None,
     as_json: _Json = False,
@@ -186,7 +187,11 @@ def reads(  # noqa: PLR0913 - one parameter an option
         host_budget=bytes_of(host_budget),
     )
     found = bench_reads(
-        spec, variants=variants.split(","), progress=progress, limit_seconds=limit_seconds
+        spec,
+        variants=variants.split(","),
+        progress=progress,
+        limit_seconds=limit_seconds,
+        profile=profile_of(profile, spec.device),
     )
     give([found.table()], found.as_dict(), name=f"reads-{size}", output=output, json=as_json)
     return 0 if found.results else 1
@@ -212,6 +217,7 @@ def lengths(  # noqa: PLR0913 - one parameter an option
             "backward alone reserved, plus resident state, plus 1 GB."
         ),
     ] = None,
+    profile: _Profile = None,
     limit_seconds: _Limit = 600.0,
     output: _Output = None,
     as_json: _Json = False,
@@ -232,7 +238,11 @@ def lengths(  # noqa: PLR0913 - one parameter an option
         device_budget=bytes_of(device_budget),
     )
     found = bench_lengths(
-        spec, variants=variants.split(","), progress=progress, limit_seconds=limit_seconds
+        spec,
+        variants=variants.split(","),
+        progress=progress,
+        limit_seconds=limit_seconds,
+        profile=profile_of(profile, spec.device),
     )
     give([found.table()], found.as_dict(), name=f"lengths-{size}", output=output, json=as_json)
     return 0 if found.results else 1

@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from forebay.bench.tables import Table
+    from forebay.hardware.profile import Profile
 
-__all__ = ["bytes_of", "device_of", "give", "numbers", "progress", "show", "write"]
+__all__ = ["bytes_of", "device_of", "give", "numbers", "profile_of", "progress", "show", "write"]
 
 
 def progress(text: str) -> None:
@@ -45,6 +46,22 @@ def bytes_of(text: str | None) -> int | None:
     from forebay.units_of_measure import parse_bytes
 
     return None if text is None else parse_bytes(text)
+
+
+def profile_of(path: Path | None, device: str) -> Profile | None:
+    """This machine's profile from its file; None without one.
+
+    Raises:
+        ConfigError: It cannot be read, or is another machine's.
+    """
+    import torch
+
+    from forebay.accelerators.select import accelerator_for, device_name
+    from forebay.hardware.profile import load_profile
+
+    if path is None:
+        return None
+    return load_profile(path, device=device_name(accelerator_for(torch.device(device)).device))
 
 
 def give(
