@@ -193,8 +193,10 @@ Pool::Pool(const KernelTable& table, std::size_t threads, const std::vector<int>
     workers_.reserve(threads);
     for (std::size_t i = 0; i < threads; ++i) {
         try {
-            workers_.emplace_back("forebay-update",
-                                  [queue = queue_] { queue->work_until_closed(); });
+            workers_.emplace_back("forebay-update", [queue = queue_] {
+                OwnThread::give_way();
+                queue->work_until_closed();
+            });
         } catch (...) {
             queue_->close();  // else joining the workers that did start would never end
             throw;

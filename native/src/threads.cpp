@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -36,6 +37,14 @@ std::string OwnThread::pin(const std::vector<int>& cpus) {
     }
     const int error = pthread_setaffinity_np(thread_.native_handle(), sizeof(set), &set);
     return error == 0 ? "" : "cannot pin a worker thread: " + std::string(std::strerror(error));
+}
+
+void OwnThread::give_way() noexcept {
+    constexpr int kLevels = 10;  // a tenth of the processor beside a thread of usual niceness
+    const auto self = static_cast<id_t>(::gettid());
+    // Beyond the highest level the system takes the highest. That it refuses changes no result.
+    static_cast<void>(
+        ::setpriority(PRIO_PROCESS, self, ::getpriority(PRIO_PROCESS, self) + kLevels));
 }
 
 void OwnThread::prepare_thread(const std::string& name) {

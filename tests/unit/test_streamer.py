@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
+import weakref
 
+import pytest
+import torch
+
+from forebay.engine.room import Hole
 from unit.engine_cases import CPU, PLACES, mlp, offloaded, run, same, weights
 
 # The two blocks of the model: state of 8 bytes per element, padded to 256 elements each.
@@ -30,13 +34,29 @@ def test_state_goes_into_holes(monkeypatch, holes, blocks):
         engine, taken = optimizer.engine, []
         block = engine._streamer._block
 
-        def _noted(size, what):
+        def _noted(size, hole, *, units):
             taken.append(size)
-            return block(size, what)
+            return block(size, hole, units=units)
 
-        monkeypatch.setattr(engine._room, "holes", lambda: list(holes))
+        monkeypatch.setattr(engine._room, "holes", lambda: [Hole(size=size) for size in holes])
         monkeypatch.setattr(engine._streamer, "_block", _noted)
         run(model, optimizer, steps=4)
         assert taken[: len(blocks)] == blocks
         assert len(taken) == 4 * len(blocks)
         assert same(weights(model), expected_weights)
+
+
+def test_what_landed_after_the_step_is_let_go_in_the_next_forward(monkeypatch):
+    model = mlp()
+    with offloaded(model, CPU) as optimizer:
+        run(model, optimizer, steps=2)
+        engine = optimizer.engine
+        engine.synchronize()
+        held = torch.ones(4)
+        gone = weakref.ref(held)
+        ticket = engine.lanes.hold(engine.lanes.land([], event=0, after=[])[0], held)
+        del held
+        ticket.wait()
+        assert gone() is not None, "nobody has asked yet"
+        model(torch.ones(2, 4))
+        assert gone() is None

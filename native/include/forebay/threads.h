@@ -28,6 +28,8 @@ public:
     void join();
     // "" on success, else why the thread could not be bound to these processors.
     std::string pin(const std::vector<int>& cpus);
+    // Lets threads of usual niceness run before the calling one, wherever they meet.
+    static void give_way() noexcept;
 
 private:
     static pid_t current_process() noexcept;

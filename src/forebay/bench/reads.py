@@ -97,6 +97,9 @@ def measure_reads(training: Training) -> Iterator[dict[str, Any]]:
     batches = training.batches(spec.micro_batches[0], spec.sequence)
     for number in range(_WARM_UP):
         training.step(batches, number)
+    if engine.page_locking is not None:
+        # copies of what is not locked yet go the driver's own way, for the first seconds of a job
+        engine.page_locking.wait()
     traffic = Traffic()
     engine.lanes.observer = traffic
     reader = _Reader(spec.device, traffic)
@@ -137,9 +140,12 @@ class _Layers:
         self._handles.append(model.register_forward_hook(self._after_model))
 
     def _before_layer(self, _module: Any, _arguments: Any) -> None:
-        for _ in range(_READS_PER_LAYER if self.kind is not None else 0):
-            if self.kind[1] == "quiet" or self._traffic.under_way:
-                self._reader.read(self.kind)
+        kind = self.kind
+        if kind is None:
+            return
+        for _ in range(_READS_PER_LAYER):
+            if kind[1] == "quiet" or self._traffic.under_way:
+                self._reader.read(kind)
 
     def _after_model(self, *_anything: Any) -> None:
         # recomputation in backward calls the layers again

@@ -71,7 +71,8 @@ class ReadsBench:
             notes=(
                 f"{self.spec.size}, {self.spec.micro_batches[0]} x {self.spec.sequence} tokens; "
                 f"`.item()` of a ready tensor on a side stream with nothing else to do, "
-                f"{self.spec.reads} of each kind, all kinds in turn in one process.",
+                f"{self.spec.reads} of each kind, all kinds in turn in one process, after all that "
+                "crosses the link has been page-locked.",
                 "after step: right after `step()` returns; in forward: before each layer of the "
                 "next forward. busy: while the step's write-back runs; quiet: after everything "
                 "has ended. A kind with fewer reads met a write-back too short for more, and no "

@@ -16,6 +16,7 @@ import torch
 from forebay.engine.gradients import follow
 from forebay.engine.masters import refresh_master
 from forebay.engine.record import GradientState
+from forebay.engine.room import Hole
 from forebay.model.layout import SUM_ITEM_BYTES
 from forebay.optim.flat_state import FlatState
 from forebay.plan.placement import MasterLayout
@@ -119,10 +120,10 @@ class Streamer:
                 break
             # what the allocator has is looked through only when there is room at all
             holes = self._room.holes() if holes is None else holes
-            batch, taken, hole = [], 0, holes.pop(0) if holes else 0
+            batch, taken, hole = [], 0, holes.pop(0) if holes else Hole(size=0)
             while unit is not None:
                 state, gradient = _state_bytes(unit), _gradient_bytes(unit)
-                if taken + state > hole or room < state + gradient:
+                if taken + state > hole.size or room < state + gradient:
                     break
                 batch.append(unit)
                 taken, room = taken + state, room - state - gradient
@@ -130,7 +131,7 @@ class Streamer:
                 unit = self._next()
             if not batch:
                 break
-            self._fetch(batch, self._block(taken, f"state of {len(batch)} units on their visit"))
+            self._fetch(batch, self._block(taken, hole, units=len(batch)))
             moved += taken
         return moved
 
@@ -185,9 +186,10 @@ class Streamer:
             _return_sums(part, records, sums, ticket)
         return staged
 
-    def _block(self, nbytes: int, what: str) -> torch.Tensor:
+    def _block(self, nbytes: int, hole: Hole, *, units: int) -> torch.Tensor:
+        what = f"state of {units} units on their visit"
         reservation = self._ledger.reserve(Tier.DEVICE, Role.STAGING, nbytes, what=what)
-        block = torch.empty(nbytes, dtype=torch.uint8, device=self._accelerator.device)
+        block = self._room.take(nbytes, hole)
         weakref.finalize(block.untyped_storage(), reservation.release).atexit = False
         return block
 
@@ -220,17 +222,23 @@ class Streamer:
         return moved
 
     def settle(self, *, everything: bool) -> None:
-        """Wait for write-backs, so that their device memory is free again.
+        """Let go of what has left; wait for write-backs, so that their memory is free again.
+
+        Gradients that landed after `step()` would otherwise stay until the next backward, in the
+        middle of its activations.
 
         Args:
             everything: Wait for all of them, as before a model's last unit, with which its
                 largest activations (the logits) come; else for the oldest ones, while
                 activations have grown to the mark that staging must stay under.
         """
+        self._lanes.reap()
         while self._leaving and (everything or self._room.is_tight()):
             with self._lanes.waiting("state to go home"):
                 self._leaving.popleft().wait()
             self._lanes.reap()
+        if everything:
+            self._room.emptied()
 
     def drop(self) -> None:
         """The step was skipped or its window discarded: forget what came up."""
