@@ -105,7 +105,13 @@ class FullyShard(Passes):
 
     def __init__(self, model: Any, work: dict[str, Any], place: str) -> None:
         model = model.float()
-        shard_fully(model, device=work["device"], offload=place == "cpu")
+        on_gpu = work["device"] == "cuda"
+        shard_fully(
+            model,
+            device=work["device"],
+            offload=place == "cpu",
+            computes=torch.bfloat16 if on_gpu else torch.float32,
+        )
         super().__init__(model, work)
         self.params = list(model.parameters())
         self.optimizer = torch.optim.AdamW(self.params, lr=RATE, weight_decay=DECAY, fused=True)

@@ -109,17 +109,17 @@ def _deepspeed_config(spec: StepSpec, stage: int) -> dict[str, Any]:
     }
 
 
-def shard_fully(model: Any, *, device: str, offload: bool) -> None:
-    """Apply FSDP2 over all ranks: every layer a group, bf16 computation on a GPU.
+def shard_fully(model: Any, *, device: str, offload: bool, computes: torch.dtype) -> None:
+    """Apply FSDP2 over all ranks: every layer a group.
 
     Args:
         model: A Llama in fp32.
         device: "cuda" or "cpu".
         offload: Whether parameters, gradients and state live on the host.
+        computes: What forward and backward compute in.
     """
     fsdp: Any = importlib.import_module("torch.distributed.fsdp")
     ranks: Any = importlib.import_module("torch.distributed")
-    computes = torch.bfloat16 if device == "cuda" else torch.float32
     how = {
         "mesh": ranks.init_device_mesh(device, (ranks.get_world_size(),)),
         "mp_policy": fsdp.MixedPrecisionPolicy(param_dtype=computes, reduce_dtype=torch.float32),
@@ -147,7 +147,7 @@ class _FullyShard:
         self.engine: Engine | None = None
         self._accumulation, self._clip = spec.accumulation, spec.clip
         trained: Any = model.float()
-        shard_fully(trained, device=spec.device, offload=True)
+        shard_fully(trained, device=spec.device, offload=True, computes=torch.bfloat16)
         self._model = trained
         self._params = list(model.parameters())
         self._optimizer = torch.optim.AdamW(self._params, lr=RATE, weight_decay=DECAY, fused=True)
