@@ -1,246 +1,219 @@
 """The plan beside the run: memory by tier and step seconds, predicted and measured.
 
-In each repeat every workload trains in turn, the machine measured anew just before it; the figures
-are medians over the repeats. With --output, a table and the raw numbers are written side by side.
+Every workload trains for a few updates in one process; models are built once and trained on by the
+next workload of the same shape. Each repeat of a workload is a step on a GPU, where the machine is
+measured once, before the first; on shared cores it is a run, in turn with the other workloads and
+the machine measured anew before each. With --output a table and the raw numbers are written, after
+each workload.
 
-    python benchmarks/predicted.py --output benchmarks/results
-    python benchmarks/predicted.py --workloads w1,w2,w3,w4-4k,w4-32k --output benchmarks/results
+    python benchmarks/predicted.py --output results
+    python benchmarks/predicted.py --workloads w1,w3,nvme --drive /local_nvme --output results
+    python benchmarks/predicted.py --sweep --output results
+
+`--again FILE` predicts the runs of such a file anew, from the profile in it, and measures nothing.
+`--sweep` trains W1 with other numbers of units streamed beside the number that the plan chooses.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import statistics
 import sys
-import tempfile
 import time
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from predicted_cases import CASES, Trainer, predicted
 
-import forebay
 from forebay.accelerators.select import default_device, device_name
+from forebay.errors import ForebayError
 from forebay.hardware.profile import Machine, Profile
-from forebay.plan.model_config import shape_of
-from forebay.plan.ready import ready_config
-from forebay.plan.setup import Home, Setup
-from forebay.plan.step import step_forecast
-from forebay.plan.tiers import tier_bytes
-from forebay.plan.workload import Precision, Recompute, Workload
+from forebay.plan.placement import UpdatePlace
+from forebay.plan.setup import Home
+from forebay.probe.folder import measure_drive
 from forebay.probe.measuring import Effort, measure
 
-_LLAMA = {"model_type": "llama", "max_position_embeddings": 8192}
-_3B = {
-    "hidden_size": 3072,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 24,
-    "num_key_value_heads": 8,
-    "intermediate_size": 8192,
-    "vocab_size": 128256,
-    "tie_word_embeddings": True,
-}
-_7B = {
-    "hidden_size": 4096,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 32,
-    "intermediate_size": 11008,
-    "vocab_size": 32000,
-}
-_SMALL = {
-    "hidden_size": 256,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "intermediate_size": 1024,
-    "vocab_size": 2048,
-}
-_WIDE = {
-    **_SMALL,
-    "hidden_size": 640,
-    "num_attention_heads": 10,
-    "num_key_value_heads": 10,
-    "intermediate_size": 1792,
-}
+
+def say(text: str) -> None:
+    print(f"{time.perf_counter() - BEGAN:7.1f} s  {text}", file=sys.stderr, flush=True)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """One workload."""
-
-    config: dict[str, Any]
-    micro_batch: int
-    sequence: int
-    accumulation: int = 1
-    precision: Precision = Precision.BF16
-    optimizer: Home = Home.HOST
-    recompute: Recompute = Recompute.BLOCKS
-
-    def setup(self) -> Setup:
-        return Setup(
-            stage=0 if self.optimizer is Home.DEVICE else 2,
-            optimizer=self.optimizer,
-            weights=Home.DEVICE,
-            workload=Workload(
-                micro_batch=self.micro_batch,
-                accumulation=self.accumulation,
-                sequence=self.sequence,
-                precision=self.precision,
-                recompute=self.recompute,
-            ),
-        )
+BEGAN = time.perf_counter()
 
 
-_CPU = {"precision": Precision.FP32, "recompute": Recompute.NONE}
-CASES = {
-    "w1": Case(config=_3B, micro_batch=8, sequence=2048),
-    "w1-none": Case(config=_3B, micro_batch=8, sequence=2048, optimizer=Home.DEVICE),
-    "w2": Case(config=_3B, micro_batch=8, sequence=2048, accumulation=4),
-    "w3": Case(config=_7B, micro_batch=8, sequence=2048),
-    "w4-4k": Case(config=_3B, micro_batch=2, sequence=2048),
-    "w4-8k": Case(config=_3B, micro_batch=4, sequence=2048),
-    "w4-32k": Case(config=_3B, micro_batch=16, sequence=2048),
-    "cpu-small": Case(config=_SMALL, micro_batch=4, sequence=128, **_CPU),
-    "cpu-small-x4": Case(config=_SMALL, micro_batch=4, sequence=128, accumulation=4, **_CPU),
-    "cpu-small-again": Case(
-        config=_SMALL, micro_batch=4, sequence=128, **{**_CPU, "recompute": Recompute.BLOCKS}
-    ),
-    "cpu-wide": Case(config=_WIDE, micro_batch=2, sequence=128, **_CPU),
-    "cpu-none": Case(config=_SMALL, micro_batch=4, sequence=128, optimizer=Home.DEVICE, **_CPU),
-}
-
-
-def measured(case: Case, *, device: torch.device, steps: int, profile: Profile) -> dict[str, Any]:
-    """Train a few updates; bytes by tier and median seconds of an update."""
-    torch.manual_seed(0)
-    config = AutoConfig.for_model(**_LLAMA, **case.config)
-    dtype = getattr(torch, case.precision.dtype)
-    with torch.device(device):
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    if case.recompute is Recompute.BLOCKS:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    # The engine chooses update places from the same figures as the plan.
-    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
-        file.write(profile.as_json())
-        file.flush()
-        config_of = ready_config(case.setup()) | {"forebay": {"profile": file.name}}
-        engine, *_ = forebay.initialize(model=model, config=config_of)
-    rows = (case.micro_batch, case.sequence)
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-    seconds = []
-    with engine:
-        for step in range(steps + 2):
-            began = time.perf_counter()
-            for _ in range(case.accumulation):
-                tokens = torch.randint(0, config.vocab_size, rows, device=device)
-                engine.backward(engine(input_ids=tokens, labels=tokens).loss)
-                engine.step()
-            if device.type == "cuda":
-                torch.cuda.current_stream().synchronize()
-            if step >= 2:
-                seconds.append(time.perf_counter() - began)
-        tiers: dict[str, int] = {}
-        for row in engine.ledger.table():
-            tiers[row.tier.value] = tiers.get(row.tier.value, 0) + row.nbytes
-        peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else None
-    del engine, model
-    gc.collect()
-    return {"seconds": statistics.median(seconds), "tiers": tiers, "peak": peak}
-
-
-def predicted(case: Case, *, profile: Profile) -> dict[str, Any]:
-    """The same from the planner."""
-    shape = shape_of({**_LLAMA, **case.config}, source="case")
-    setup = case.setup()
-    tiers = tier_bytes(shape, setup)
-    # Activations and gradients that wait are torch's; the ledger holds what forebay places.
-    torch_holds = ("activations", "lp_grads")
-    placed = sum(size for role, size in tiers.device.items() if role not in torch_holds)
-    return {
-        "seconds": step_forecast(shape, setup, profile=profile).seconds,
-        "tiers": {"device": placed, "host": tiers.total("host")},
-        "peak": tiers.total("device"),
-    }
-
-
-def run(names: list[str], *, device: torch.device, repeats: int, steps: int) -> dict[str, Any]:
-    """Repeats of all cases in turn, the machine measured before each."""
+def machine_profile(trainer: Trainer, *, drive: Any = None) -> Profile:
+    """Measured now; `drive` was measured before."""
     effort = Effort()
-    if device.type == "cpu":
+    if trainer.device.type == "cpu":
         effort = Effort(elements=4 << 20, link_bytes=64 << 20, repeats=3)
+    found = measure(trainer.device, effort=effort)
+    values = json.loads(found.as_json())
+    return Profile.from_dict(values | {"drives": drive}, source="this run's profile")
+
+
+def run(names: list[str], *, trainer: Trainer, repeats: int, keep: Any) -> dict[str, Any]:
+    """Train all cases; `keep` is given what was found so far."""
     rows: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
-    for repeat in range(repeats):
+    failed: dict[str, str] = {}
+    drive = None
+    if any(CASES[name].optimizer is Home.NVME for name in names) and trainer.drive is not None:
+        found = measure_drive(trainer.drive)
+        drive = {"count": 1, **{k: getattr(found, k) for k in ("capacity_bytes", "read", "write")}}
+        say(f"drive measured: read {found.read / 1e9:.2f}, write {found.write / 1e9:.2f} GB/s")
+    profile, on_gpu = None, trainer.device.type == "cuda"
+    for repeat in range(1 if on_gpu else repeats):
         for name in names:
-            # Just before: a neighbour's load then weighs on both alike.
-            profile = measure(device, effort=effort)
-            found = measured(CASES[name], device=device, steps=steps, profile=profile)
-            said = predicted(CASES[name], profile=profile)
-            rows[name].append({"predicted": said, "measured": found})
-            ratio = said["seconds"] / found["seconds"]
-            print(f"repeat {repeat}: {name}: {ratio:.3f} of measured", file=sys.stderr, flush=True)
-    return {"rows": rows, "profile": asdict(profile)}
+            if profile is None or not on_gpu:
+                profile = machine_profile(trainer, drive=drive)
+                say("machine measured")
+            case = CASES[name]
+            try:
+                took = trainer.measured(case, profile=profile)
+            except (RuntimeError, ForebayError) as error:
+                failed[name] = str(error).partition("\n")[0]
+                say(f"{name} did not finish: {failed[name]}")
+                continue
+            said = predicted(case, profile=profile)
+            own = json.loads(profile.as_json())
+            rows[name].append({"predicted": said, "measured": took, "profile": own})
+            ratio = said["seconds"] / took["seconds"]
+            say(f"repeat {repeat}: {name}: {took['seconds']:.4f} s, predicted {ratio:.3f} of it")
+            keep({"rows": {n: r for n, r in rows.items() if r}, "failed": failed})
+    return {"rows": {n: r for n, r in rows.items() if r}, "failed": failed}
+
+
+def again(path: Path) -> dict[str, Any]:
+    """The runs of a file with what the planner says of them now."""
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    for name, repeats in found["rows"].items():
+        for one in repeats:
+            profile = Profile.from_dict(one["profile"], source=str(path))
+            one["predicted"] = predicted(CASES[name], profile=profile)
+    return found
+
+
+def _pairs(one: dict[str, Any]) -> list[tuple[float, float]]:
+    """(predicted, measured) of each repeat of a run: of each of its steps where it has several."""
+    return [
+        (one["predicted"]["seconds"], seconds)
+        for seconds in one["measured"]["all_seconds"][2:] or [one["measured"]["seconds"]]
+    ]
 
 
 def table(found: dict[str, Any]) -> str:
-    """Medians over the repeats."""
+    """Medians over the repeats; on a GPU a repeat is a step."""
     lines = [
-        "| workload | step, predicted s | measured s | ratio (of each repeat) | least by least "
-        "| host, predicted MB "
-        "| measured | device placed, predicted MB | measured "
-        "| device peak, predicted GB | measured |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        "| workload | step, predicted s | measured s | ratio (of each repeat) "
+        "| host, predicted GB | measured | files, predicted GB | measured "
+        "| device placed, predicted GB | measured | device peak, predicted GB | measured | ratio |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for name, repeats in found["rows"].items():
-        said = statistics.median(one["predicted"]["seconds"] for one in repeats)
-        took = statistics.median(one["measured"]["seconds"] for one in repeats)
-        ratios = [one["predicted"]["seconds"] / one["measured"]["seconds"] for one in repeats]
-        last = repeats[-1]
-        cells = [name, f"{said:.4f}", f"{took:.4f}"]
+        pairs = [pair for one in repeats for pair in _pairs(one)]
+        if len(repeats) > 1:
+            pairs = [(r["predicted"]["seconds"], r["measured"]["seconds"]) for r in repeats]
+        ratios = [said / took for said, took in pairs]
+        said, took = (statistics.median(side) for side in zip(*pairs, strict=True))
         spread = ", ".join(f"{ratio:.2f}" for ratio in ratios)
-        cells.append(f"{statistics.median(ratios):.2f} ({spread})")
-        # Neighbours only ever add time: the least of both sides is the quiet machine's.
-        least = [min(one[side]["seconds"] for one in repeats) for side in ("predicted", "measured")]
-        cells.append(f"{least[0] / least[1]:.2f}")
+        cells = [name, f"{said:.4f}", f"{took:.4f}", f"{statistics.median(ratios):.2f} ({spread})"]
+        last = repeats[-1]
         cells += [
-            f"{last[side]['tiers'].get(tier, 0) / 1e6:,.1f}"
-            for tier in ("host", "device")
+            f"{last[side]['tiers'].get(tier, 0) / 1e9:,.3f}"
+            for tier in ("host", "nvme", "device")
             for side in ("predicted", "measured")
         ]
         peak = last["measured"]["peak"]
-        cells += [f"{last['predicted']['peak'] / 1e9:.1f}", f"{peak / 1e9:.1f}" if peak else ""]
+        foretold = last["predicted"]["peak"]
+        cells.append(f"{foretold / 1e9:.2f}")
+        cells += [f"{peak / 1e9:.2f}", f"{foretold / peak:.3f}"] if peak else ["", ""]
         lines.append("| " + " | ".join(cells) + " |")
+    lines += [f"\n{name} did not finish: {words}" for name, words in found["failed"].items()]
     return "\n".join(lines) + "\n"
+
+
+def sweep(counts: list[int] | None, *, trainer: Trainer, name: str) -> tuple[dict[str, Any], str]:
+    """A case with other numbers of units streamed beside the number that the plan chooses."""
+    case = CASES[name]
+    profile = machine_profile(trainer)
+    say("machine measured")
+    chosen = predicted(case, profile=profile)["streamed"]
+    units = len(case.shape.unit_elements())
+    tried = counts or [max(0, chosen - 4), chosen + 4, 0, units // 2, units]
+    tried = [k for k in dict.fromkeys(tried) if k != chosen and 0 <= k <= units]
+    rows: list[dict[str, Any]] = []
+    # The chosen one first and last: what lies between them is the machine's drift.
+    for streamed in [chosen, *tried, chosen]:
+        places = [UpdatePlace.STREAMED] * streamed + [UpdatePlace.HOST] * (units - streamed)
+        took = trainer.placed(case, places=places, profile=profile)
+        rows.append({"streamed": streamed, **took})
+        say(f"{streamed} of {units} units streamed: {took['seconds']:.4f} s")
+    least = min(row["seconds"] for row in rows)
+    lines = ["| units streamed | step s | each step | of the least |", "|---|---|---|---|"]
+    for row in sorted(rows, key=lambda one: one["streamed"]):
+        mark = " (chosen)" if row["streamed"] == chosen else ""
+        each = ", ".join(f"{second:.3f}" for second in row["all_seconds"][2:])
+        lines.append(
+            f"| {row['streamed']} of {units}{mark} | {row['seconds']:.4f} | {each} "
+            f"| {row['seconds'] / least:.3f} |"
+        )
+    found = {"case": name, "chosen": chosen, "rows": rows, "profile": json.loads(profile.as_json())}
+    return found, "\n".join(lines) + "\n"
+
+
+def write(folder: Path, kind: str, found: dict[str, Any], text: str, *, device: Any) -> None:
+    machine = Machine.read(device_name(device))
+    words = f"{machine.cpu} {machine.cpus} cpus {machine.device} torch {torch.__version__}"
+    words = words.partition("+")[0].lower().replace("/", "-")
+    stem = "-".join((kind, *words.split()))
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{stem}.json").write_text(json.dumps(found, indent=1) + "\n")
+    (folder / f"{stem}.md").write_text(text)
 
 
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--workloads")
+    parser.add_argument("--workloads", help="names, by commas; default: all of this device")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=5, help="timed steps of a run")
+    parser.add_argument("--host-budget", help="where the machine's memory grows as it is touched")
+    parser.add_argument("--drive", type=Path, help="a folder for state in files")
+    parser.add_argument("--sweep", action="store_true", help="W1 with other placements")
+    parser.add_argument("--counts", help="for --sweep: numbers of units streamed, by commas")
+    parser.add_argument("--again", type=Path, help="predict the runs of a result anew")
     parser.add_argument("--output", type=Path)
     given = parser.parse_args()
+    if given.again is not None:
+        print(table(again(given.again)))
+        return
     device = default_device()
+    trainer = Trainer(
+        device=device, steps=given.steps, drive=given.drive, host_budget=given.host_budget
+    )
     cpu = device.type == "cpu"
-    usual = [name for name in CASES if name.startswith("cpu") is cpu]
-    names = given.workloads.split(",") if given.workloads else usual
-    found = run(names, device=device, repeats=given.repeats, steps=given.steps)
-    text = table(found)
+    if given.sweep:
+        counts = [int(k) for k in given.counts.split(",")] if given.counts else None
+        name = given.workloads or ("cpu-small" if cpu else "w1")
+        found, text = sweep(counts, trainer=trainer, name=name)
+        kind = f"sweep-{name}"
+    else:
+        usual = [n for n in CASES if n.startswith("cpu") is cpu and n != "w3-streamed"]
+        if given.drive is None:
+            usual = [name for name in usual if CASES[name].optimizer is not Home.NVME]
+        names = given.workloads.split(",") if given.workloads else usual
+
+        def keep(so_far: dict[str, Any]) -> None:
+            if given.output is not None:
+                write(given.output, "predicted", so_far, table(so_far), device=device)
+
+        found = run(names, trainer=trainer, repeats=given.repeats, keep=keep)
+        text, kind = table(found), "predicted"
     print(text)
+    say("done")
     if given.output is not None:
-        machine = Machine.read(device_name(device))
-        words = f"{machine.cpu} {machine.cpus} cpus {machine.device} torch {torch.__version__}"
-        words = words.partition("+")[0].lower().replace("/", "-")
-        stem = "-".join(("predicted", *words.split()))
-        given.output.mkdir(parents=True, exist_ok=True)
-        (given.output / f"{stem}.json").write_text(json.dumps(found, indent=1) + "\n")
-        (given.output / f"{stem}.md").write_text(text)
+        write(given.output, kind, found, text, device=device)
 
 
 if __name__ == "__main__":
