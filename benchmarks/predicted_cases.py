@@ -157,16 +157,17 @@ class Trainer:
         """Train some updates as the plan's configuration says; seconds, and bytes by tier."""
         began = time.perf_counter()
         model = self.model(case)
-        config = ready_config(case.setup)
+        # The plan's own configuration: the engine updates each unit where the plan says.
+        said = step_forecast(case.shape, case.setup, profile=profile)
+        config = ready_config(case.setup, places=said.places)
         if case.optimizer is Home.NVME:
             if self.drive is None:
                 raise SystemExit("state in files needs --drive FOLDER")
             config["zero_optimization"]["offload_optimizer"]["nvme_path"] = str(self.drive)
-        # The engine chooses update places from the same figures as the plan.
         with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
             file.write(profile.as_json())
             file.flush()
-            config["forebay"] = {"profile": file.name}
+            config["forebay"] = {**config.get("forebay", {}), "profile": file.name}
             if self.host_budget is not None:
                 config["forebay"]["host_budget"] = self.host_budget
             engine, *_ = forebay.initialize(model=model, config=config)

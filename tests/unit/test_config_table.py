@@ -27,6 +27,7 @@ _TOGETHER = (
     "data_types.param_dtype",
     "zero_optimization.offload_optimizer.device",
     "zero_optimization.offload_param.device",
+    "forebay.streamed_units",
 )
 _BY_PATH = pytest.mark.parametrize("key", _LEAVES, ids=lambda key: key.path)
 

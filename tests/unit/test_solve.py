@@ -6,7 +6,7 @@ import pytest
 
 from forebay.model.spec import ModelSpec, ParamSpec, UnitSpec
 from forebay.plan.placement import UpdatePlace
-from forebay.plan.solve import Rates, choose_places, window_seconds
+from forebay.plan.solve import DeviceRoom, Rates, choose_places, window_seconds
 
 
 def blocks(count, elements=1_000_000, dtype="bfloat16"):
@@ -34,9 +34,9 @@ def test_streamed_units_come_first_and_balance_both_sides():
 
 def test_resident_units_fill_their_bytes():
     spec = blocks(10)
-    places = choose_places(spec, resident_bytes=35_000_000)
+    places = choose_places(spec, room=DeviceRoom(resident_bytes=35_000_000))
     assert places[:4] == (UpdatePlace.DEVICE,) * 3 + (UpdatePlace.STREAMED,)
-    assert set(choose_places(spec, resident_bytes=1 << 40)) == {UpdatePlace.DEVICE}
+    assert set(choose_places(spec, room=DeviceRoom(resident_bytes=1 << 40))) == {UpdatePlace.DEVICE}
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])

@@ -31,7 +31,7 @@ from forebay.engine.options import ActivationPlace, Timing
 from forebay.errors import ConfigError
 from forebay.model.origin import mark_origin
 from forebay.plan.placement import UpdatePlace, WeightPlace
-from forebay.plan.solve import choose_places
+from forebay.plan.solve import DeviceRoom, choose_places
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -196,7 +196,13 @@ def _places(
             streamed = Streamed.of(variant)
             item = STATE_BYTES if streamed is None else SPLIT_STATE_BYTES
             resident = int(share * item * model.elements)
-            chosen = choose_places(model, rates=rates, resident_bytes=resident, backwards=backwards)
+            chosen = choose_places(
+                model,
+                rates=rates,
+                room=DeviceRoom(resident_bytes=resident),
+                backwards=backwards,
+                weights=WeightPlace.DEVICE if streamed is None else WeightPlace.HOST,
+            )
             if streamed is None or not streamed.updates_on_host:
                 return chosen
             stays = UpdatePlace.DEVICE

@@ -36,17 +36,18 @@ from forebay.engine.options import ActivationPlace, EngineOptions, OverflowCheck
 from forebay.model.inspect import refuse_wrapped
 from forebay.optim.loss_scale import DynamicLossScale, LossScaleConfig, StaticLossScale
 from forebay.plan.placement import UpdatePlace, WeightPlace
-from forebay.plan.share import places_for_share
+from forebay.plan.share import places_for_share, places_for_units
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from torch import nn
     from torch.optim.lr_scheduler import LRScheduler
     from torch.utils.data import DataLoader
 
     from forebay.comm.torch_group import TorchGroup
-    from forebay.config.resolved import PrecisionSpec, ResolvedConfig
+    from forebay.config.resolved import PrecisionSpec, ResolvedConfig, ZeroSpec
+    from forebay.model.spec import ModelSpec
     from forebay.optim.loss_scale import LossScale
 
 __all__ = ["add_config_arguments", "engine_options", "initialize"]
@@ -223,13 +224,12 @@ def engine_options(
     """The engine's options that a resolved configuration asks for."""
     on_host = config.zero.optimizer_tier != "device"
     profile = measured_profile(config, device=device)
-    ratio, cores = config.zero.ratio, config.zero.update_cores
-    live = config.zero.live_elements
+    cores, live = config.zero.update_cores, config.zero.live_elements
     return EngineOptions(
         device=device,
         nvme=nvme_options(config),
         update=None if on_host else UpdatePlace.DEVICE,
-        places=partial(places_for_share, share=ratio) if on_host and ratio is not None else None,
+        places=_places(config.zero) if on_host else None,
         weights=WeightPlace(config.zero.parameter_tier),
         pool_bytes=None if live is None else live * DTYPES[config.precision.dtype].itemsize,
         activations=ActivationPlace.HOST
@@ -249,6 +249,12 @@ def engine_options(
         rates=None if profile is None else profile.rates(),
         observe=watcher(config),
     )
+
+
+def _places(zero: ZeroSpec) -> Callable[[ModelSpec], Sequence[UpdatePlace]] | None:
+    if zero.streamed_units is not None:
+        return partial(places_for_units, streamed=zero.streamed_units)
+    return None if zero.ratio is None else partial(places_for_share, share=zero.ratio)
 
 
 def _cast_to(model: nn.Module, *, precision: PrecisionSpec) -> torch.dtype | None:

@@ -27,6 +27,7 @@ __all__ = [
     "INTERVAL",
     "NON_NEGATIVE",
     "NUMBER",
+    "NUMBERS",
     "POSITIVE",
     "POSITIVE_NUMBER",
     "RATES",
@@ -165,6 +166,15 @@ def _folders(value: object) -> str | tuple[str, ...]:
     return folders
 
 
+def _numbers(value: object) -> tuple[int, ...]:
+    if not isinstance(value, list | tuple):
+        raise ValueError("not a list")  # noqa: TRY004
+    found = tuple(int(_bounded(_integer, 0, _MAX_COUNT)(item)) for item in value)
+    if len(set(found)) < len(found):
+        raise ValueError("twice the same")
+    return tuple(sorted(found))
+
+
 def _sectors(value: object) -> int:
     number = int(_bounded(_integer, 4096, 1 << 30)(value))
     if number % 4096:
@@ -219,6 +229,7 @@ TEXTS: Final = Kind(name="a list of texts", check=_texts)
 BETAS: Final = Kind(name="two numbers >= 0 and < 1", check=_betas)
 SIZE: Final = Kind(name='a size such as "24GiB", or a number of bytes', check=_size)
 FOLDERS: Final = Kind(name="text, or a list of texts", check=_folders)
+NUMBERS: Final = Kind(name="a list of different integers >= 0", check=_numbers)
 SECTORS: Final = Kind(
     name="an integer >= 4096 and a multiple of it, at most 1073741824", check=_sectors
 )

@@ -16,6 +16,7 @@ from forebay.config.lookup import Lookup
 from forebay.config.nvme import resolve_nvme
 from forebay.config.optimizer import resolve_optimizer, resolve_scheduler
 from forebay.config.parameters import resolve_parameters
+from forebay.config.places import resolve_places
 from forebay.config.precision import check_accumulation_dtype, resolve_precision
 from forebay.config.reader import read
 from forebay.config.resolved import (
@@ -132,16 +133,16 @@ def _zero(lookup: Lookup) -> ZeroSpec:
         lookup.record(f"{_OFFLOAD}.device", device, Source.DERIVED, note=note)
         lookup.record(f"{_OFFLOAD}.pin_memory", pin_memory, Source.DERIVED, note=note)
     parameters = resolve_parameters(lookup, state=device, pin_memory=pin_memory)
-    ratio, cores = (lookup.take(f"{_OFFLOAD}.{name}") for name in ("ratio", "cpuadam_cores_perc"))
-    if device == "none":
-        lookup.annotate(f"{_OFFLOAD}.ratio", "changes nothing: it acts with offloaded state")
+    places = resolve_places(lookup, device=device)
+    cores = lookup.take(f"{_OFFLOAD}.cpuadam_cores_perc")
     return ZeroSpec(
         stage=stage,
         optimizer_tier=_TIERS[device],
         parameter_tier=parameters.tier,
         live_elements=parameters.live_elements,
         pin_memory=pin_memory,
-        ratio=None if ratio is None else float(ratio),
+        ratio=places.ratio,
+        streamed_units=places.streamed_units,
         update_cores=None if cores is None else float(cores),
         unit_elements=_unit_elements(lookup),
         nvme=resolve_nvme(lookup, device=device, with_weights=parameters.tier == "nvme"),

@@ -166,6 +166,8 @@ class ZeroSpec:
         pin_memory: Whether to page-lock what is copied.
         ratio: Share of the optimizer state that is updated on the host; None lets the planner
             decide.
+        streamed_units: Numbers of the units whose state visits the device, the others updating on
+            the host; None lets the planner decide.
         update_cores: Share of the cores that update on the host; None for what was measured.
         unit_elements: Parameters are packed in order into units of at most this many elements,
             at least one parameter each; None: units follow the model's blocks.
@@ -178,6 +180,7 @@ class ZeroSpec:
     live_elements: int | None = None
     pin_memory: bool = True
     ratio: float | None = None
+    streamed_units: tuple[int, ...] | None = None
     update_cores: float | None = None
     unit_elements: int | None = None
     nvme: NvmeSpec | None = None
@@ -325,6 +328,7 @@ class ResolvedConfig:
             "synchronous": self.synchronous,
             "rank_timeout": self.rank_timeout,
             "profile": self.profile,
+            "streamed_units": _listed(self.zero.streamed_units),
             "keep_checkpoints": self.checkpoint.keep,
             "checkpoint_staging": self.checkpoint.staging_bytes,
         }
@@ -363,6 +367,10 @@ def _optimizer_dict(optimizer: OptimizerSpec) -> dict[str, Any]:
     if optimizer.is_decay_mode_chosen:
         params["adam_w_mode"] = optimizer.name == "AdamW"
     return {"type": optimizer.name, "params": params}
+
+
+def _listed(numbers: tuple[int, ...] | None) -> list[int] | None:
+    return None if numbers is None else list(numbers)
 
 
 def _zero_dict(zero: ZeroSpec) -> dict[str, Any]:

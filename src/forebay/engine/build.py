@@ -86,7 +86,9 @@ def _update_places(
         return [options.update] * len(spec.units)
     if device.type == "cpu":
         return [UpdatePlace.HOST] * len(spec.units)
-    return choose_places(spec, rates=options.rates, backwards=options.backwards or 1)
+    return choose_places(
+        spec, rates=options.rates, backwards=options.backwards or 1, weights=options.weights
+    )
 
 
 def _weight_place(update: UpdatePlace, options: EngineOptions) -> WeightPlace:

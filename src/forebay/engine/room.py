@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from forebay.plan.visit_room import SHARE_OF_PEAK
 from forebay.tiers.ledger import Role, Tier
 
 if TYPE_CHECKING:
@@ -18,9 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = ["DeviceRoom", "Hole"]
 
-
-# Between two looks a block's recomputed activations come and go.
-_SHARE_OF_PEAK = 0.95
 
 # Smaller pieces are left to activations.
 _LEAST_HOLE_BYTES = 64 << 20
@@ -91,7 +89,7 @@ class DeviceRoom:
         return torch.cuda.memory_allocated(self._device) > self._mark()
 
     def _mark(self) -> int:
-        return int(_SHARE_OF_PEAK * (self._peak or 0))
+        return int(SHARE_OF_PEAK * (self._peak or 0))
 
     def holes(self) -> list[Hole]:
         """Blocks that take no new memory from the device, largest first.

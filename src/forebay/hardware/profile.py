@@ -122,8 +122,9 @@ class Profile:
             link_up=self.link.up,
             link_down=self.link.down,
             update=best,
-            # weights go up meanwhile, so the link is not as free as in a download alone
-            down_beside_update=min(self.link.down_beside_update, self.link.beside_update / 2),
+            both=self.link.both,
+            both_beside_update=self.link.beside_update,
+            down_beside_update=self.link.down_beside_update,
             update_beside_down=self.link.update_beside_down,
             device_memory=self.device_memory or _DEVICE_MEMORY,
             **self._file_rates(),

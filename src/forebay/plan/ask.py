@@ -26,6 +26,7 @@ __all__ = ["Asked", "question_of"]
 _MOST_MICRO_BATCH = 64
 _MOST_NODES = 100_000
 _MOST_DEVICES = 1024
+_COUNT = re.compile(r"([0-9.]+(?:[eE]\+?[0-9]+)?) ?([kKmMbBtT]?)")
 _SUFFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 # An unnamed network between nodes: 100 Gb/s.
 _PLAIN_NETWORK = 0.9 * 12.5e9
@@ -99,6 +100,7 @@ def question_of(asked: Asked) -> Question:
             ),
         ),
         free_micro_batch=free,
+        names_units=asked.model is not None and _COUNT.fullmatch(asked.model) is None,
     )
 
 
@@ -162,7 +164,7 @@ def _shape(asked: Asked) -> ModelShape:
             "a plan needs a model",
             hint="give a folder with a config.json, or a parameter count such as 7e9 or 13B",
         )
-    match = re.fullmatch(r"([0-9.]+(?:[eE]\+?[0-9]+)?) ?([kKmMbBtT]?)", asked.model)
+    match = _COUNT.fullmatch(asked.model)
     if match is None:
         given = [
             f"--{name}"

@@ -53,6 +53,8 @@ class Question:
         workload: Its `micro_batch` times `accumulation` is each device's share of an update.
         free_micro_batch: Whether the planner may divide that share: the largest micro-batch it may
             choose; None keeps the workload's.
+        names_units: Whether the shape is a model's own, not made from a count: then a
+            configuration may name its units.
     """
 
     shape: ModelShape
@@ -60,6 +62,7 @@ class Question:
     cluster: Cluster
     workload: Workload
     free_micro_batch: int | None = None
+    names_units: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -226,7 +226,8 @@ def as_dict(choice: Choice) -> dict[str, Any]:
         return found
     found["recommended"] = _candidate(best)
     found["tokens_per_second"] = tokens_per_second(choice, best)
-    found["config"] = ready_config(best.setup)
+    places = best.step.places if best.step and choice.question.names_units else ()
+    found["config"] = ready_config(best.setup, places=places)
     found["margins"] = [
         {"change": one.what, "seconds": one.seconds, "saves": one.saves} for one in margins(choice)
     ]

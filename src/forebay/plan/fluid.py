@@ -1,7 +1,8 @@
 """Tasks on lanes that share one bandwidth: a small event simulation.
 
 A lane runs one task at a time. Tasks that touch host memory slow each other down in proportion
-when they ask for more than it gives together. It knows nothing of training.
+when they ask for more than it gives together; lanes that meet elsewhere too (`Meeting`) do so
+there. It knows nothing of training.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
-__all__ = ["Span", "Task", "run"]
+__all__ = ["Meeting", "Span", "Task", "run"]
 
 # Work left below this share of a task is rounding.
 _NOTHING = 1e-12
@@ -40,6 +41,21 @@ class Task:
     priority: int = 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meeting:
+    """Lanes that have less together than the sum of what each has alone.
+
+    Attributes:
+        lanes: Those that share.
+        total: Units of work per second of all of them, while each has a task.
+        beside: A lane that must be at work too for this to hold; None for none.
+    """
+
+    lanes: frozenset[Hashable]
+    total: float
+    beside: Hashable | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Span:
     """When a task ran."""
@@ -52,6 +68,7 @@ class Span:
 class _State:
     tasks: Sequence[Task]
     memory: float
+    meetings: Sequence[Meeting]
     now: float = 0.0
     missing: list[int] = field(default_factory=list)
     followers: list[list[int]] = field(default_factory=list)
@@ -93,11 +110,14 @@ class _State:
 
     def advance(self) -> None:
         """Go on to the next end of a task."""
-        wanted = sum(self.tasks[i].rate * self.tasks[i].memory for i in self.active.values())
+        alone = {index: self.tasks[index].rate for index in self.active.values()}
+        for meeting in self.meetings:
+            self._meet(meeting, alone)
+        wanted = sum(rate * self.tasks[index].memory for index, rate in alone.items())
         slow = min(1.0, self.memory / wanted) if wanted else 1.0
         rates = {
-            index: self.tasks[index].rate * (slow if self.tasks[index].memory else 1.0)
-            for index in self.active.values()
+            index: rate * (slow if self.tasks[index].memory else 1.0)
+            for index, rate in alone.items()
         }
         needed = {index: self.left[index] / rate for index, rate in rates.items()}
         step = min(needed.values())
@@ -116,18 +136,29 @@ class _State:
             for freed in self.follow(index):
                 self.release(freed)
 
+    def _meet(self, meeting: Meeting, rates: dict[int, float]) -> None:
+        """Slow down what meets, in proportion."""
+        if meeting.beside is not None and meeting.beside not in self.active:
+            return
+        met = [self.active[lane] for lane in meeting.lanes if lane in self.active]
+        together = sum(rates[index] for index in met)
+        if len(met) == len(meeting.lanes) and together > meeting.total:
+            for index in met:
+                rates[index] *= meeting.total / together
 
-def run(tasks: Sequence[Task], *, memory: float) -> list[Span]:
+
+def run(tasks: Sequence[Task], *, memory: float, meetings: Sequence[Meeting] = ()) -> list[Span]:
     """When every task runs.
 
     Args:
         tasks: Predecessors are indices into this list; no cycles.
         memory: Bytes per second of host memory that all tasks share.
+        meetings: What some lanes share beside that, applied in order.
 
     Raises:
         ValueError: The tasks wait for each other in a circle.
     """
-    state = _State(tasks, memory)
+    state = _State(tasks, memory, meetings)
     state.missing = [len(set(task.after)) for task in tasks]
     state.followers = [[] for _ in tasks]
     for index, task in enumerate(tasks):

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from forebay.plan.placement import UpdatePlace
 from forebay.plan.setup import Home
 from forebay.plan.workload import Precision
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from forebay.plan.setup import Setup
 
 __all__ = ["not_built", "ready_config"]
@@ -35,11 +38,14 @@ def not_built(setup: Setup) -> str:
     return ""
 
 
-def ready_config(setup: Setup, *, learning_rate: float = 1e-5) -> dict[str, Any]:
+def ready_config(
+    setup: Setup, *, places: Sequence[UpdatePlace] = (), learning_rate: float = 1e-5
+) -> dict[str, Any]:
     """A configuration in DeepSpeed's form.
 
     Args:
         setup: The recommended one.
+        places: Where its units update; none where the state has one place.
         learning_rate: A start; the right one is the user's to know.
 
     Example:
@@ -69,4 +75,7 @@ def ready_config(setup: Setup, *, learning_rate: float = 1e-5) -> dict[str, Any]
         config["bf16"] = {"enabled": True}
     elif work.precision is Precision.FP16:
         config["fp16"] = {"enabled": True}
+    if places:
+        visits = [i for i, place in enumerate(places) if place is UpdatePlace.STREAMED]
+        config["forebay"] = {"streamed_units": visits}
     return config

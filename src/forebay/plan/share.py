@@ -1,4 +1,4 @@
-"""A host's share of the optimizer state, given in bytes and met by whole units; and in words.
+"""Update places that a configuration gives: a host's share in bytes, or units; and in words.
 
 The units that the next forward needs first keep their state on the device, so that they are ready
 at once while the host works on the rest.
@@ -9,14 +9,17 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from forebay.errors import ConfigError
 from forebay.plan.placement import UpdatePlace
 from forebay.plan.solve import state_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from forebay.model.spec import ModelSpec
     from forebay.plan.placement import Placement
 
-__all__ = ["describe_places", "host_share", "places_for_share"]
+__all__ = ["describe_places", "host_share", "places_for_share", "places_for_units"]
 
 _WORDS = {
     UpdatePlace.HOST: "on the host",
@@ -41,6 +44,28 @@ def places_for_share(spec: ModelSpec, *, share: float) -> tuple[UpdatePlace, ...
 
     first = min(range(len(sizes) + 1), key=error)
     return (UpdatePlace.DEVICE,) * first + (UpdatePlace.HOST,) * (len(sizes) - first)
+
+
+def places_for_units(spec: ModelSpec, *, streamed: Sequence[int]) -> tuple[UpdatePlace, ...]:
+    """Update places where the configuration says which units' state visits the device.
+
+    Args:
+        spec: The model.
+        streamed: Their numbers; the others update on the host.
+
+    Raises:
+        ConfigError: The model has no unit of that number.
+    """
+    count = len(spec.units)
+    if streamed and max(streamed) >= count:
+        raise ConfigError(
+            f"config key forebay.streamed_units names unit {max(streamed)}; this model has "
+            f"{count}, from 0",
+            hint="plan this model again with: forebay plan MODEL --config FILE",
+        )
+    return tuple(
+        UpdatePlace.STREAMED if index in streamed else UpdatePlace.HOST for index in range(count)
+    )
 
 
 def host_share(placement: Placement) -> float:

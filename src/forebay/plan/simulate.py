@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from forebay.model.layout import ITEM_BYTES
-from forebay.plan.fluid import Task, run
+from forebay.plan.fluid import Meeting, Task, run
 from forebay.plan.memory import streamed_bytes
 from forebay.plan.program import Lane, Op, OpKind, Trigger, TriggerKind, Turn
 from forebay.plan.timeline import Interval, Row, Timeline
@@ -121,7 +121,7 @@ class _Interpreter:
         streamed = [streamed_bytes(u.layout) for u in placement.units if u.weights.is_off_device]
         self._ahead = max(1, placement.pool_bytes // max(streamed) - 1) if streamed else 1
         self._uses: list[int] = []
-        self._homes = {op.unit: op.index for op in program.ops if op.kind is OpKind.WRITE_BACK}
+        self._homes = [op.index for op in program.ops if op.kind is OpKind.WRITE_BACK]
         self.draft = _Draft()
         self.ends: list[int] = []
 
@@ -136,6 +136,9 @@ class _Interpreter:
         for backward in range(self._program.backwards):
             for unit in self._order:
                 after: tuple[int, ...] = (ready[unit],) if not backward and unit in ready else ()
+                if not backward and unit == self._order[-1]:
+                    # Its activations (the logits) want the memory of state that visited.
+                    after += tuple(self._gone_home(number))
                 shown = (Row.COMPUTE, f"forward {self._name(unit)}", 0)
                 use = Trigger(TriggerKind.FORWARD_USE, unit)
                 after += self._loads(use, number, backward, after)
@@ -188,8 +191,6 @@ class _Interpreter:
             if op.turn is (Turn.EARLIER if last else Turn.LAST):
                 continue
             before = self._before(op, window, backward)
-            if op.kind is OpKind.FETCH:
-                before += self._gone_home(op, window)
             task = self._task(op, (*started, *before))
             name = op.kind.value if op.unit is None else f"{op.kind.value} {self._name(op.unit)}"
             on_stream = op.lane is Lane.COMPUTE and op.kind is OpKind.UPDATE
@@ -208,12 +209,11 @@ class _Interpreter:
             found += [task for task in done if task is not None][:1]
         return found
 
-    def _gone_home(self, op: Op, window: int) -> list[int]:
-        """State comes up again when it has gone home."""
-        if not window or op.unit not in self._homes:
-            return []
+    def _gone_home(self, window: int) -> list[int]:
+        """State that the last update brought to the device is home again."""
         last = self._program.backwards - 1
-        return [self.draft.ops[self._homes[op.unit], window - 1, last]]
+        done = (self.draft.ops.get((index, window - 1, last)) for index in self._homes)
+        return [task for task in done if task is not None]
 
     def _ready(self, window: int, last: int) -> dict[int, int]:
         ready: dict[int, int] = {}
@@ -316,7 +316,7 @@ def simulate(
     for number in range(windows):
         ready = interpreter.window(number, ready)
     draft = interpreter.draft
-    spans = run(draft.tasks, memory=rates.host_memory)
+    spans = run(draft.tasks, memory=rates.host_memory, meetings=_meetings(rates))
     ends = [spans[index].end for index in interpreter.ends]
     return Simulation(
         timeline=Timeline.of("predicted", _intervals(draft, spans)),
@@ -332,6 +332,17 @@ def simulate(
         ),
         step_seconds=ends[-1] - ends[-2] if len(ends) > 1 else ends[-1],
     )
+
+
+def _meetings(rates: Rates) -> tuple[Meeting, ...]:
+    """Both directions of the link meet at its root, and there again with the update's traffic."""
+    link = frozenset({Lane.UP, Lane.DOWN})
+    found = []
+    if rates.both is not None:
+        found.append(Meeting(lanes=link, total=rates.both))
+    if rates.both_beside_update is not None:
+        found.append(Meeting(lanes=link, total=rates.both_beside_update, beside=Lane.HOST))
+    return tuple(found)
 
 
 def _intervals(draft: _Draft, spans: Sequence[Span]) -> list[Interval]:

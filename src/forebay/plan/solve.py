@@ -5,10 +5,14 @@ a unit that updates on the host costs one fused pass over its state, and its wei
 Both share the host's memory bandwidth, so the split is an optimisation. The units that the next
 forward needs first go to the device: they are ready at once, while the host works on the rest.
 
-[Note: window time] With y elements streamed and z updated on the host, two things run at once
+[Note: window time] With y elements streamed and z updated on the host, three things run at once
 from the clip factor on: the update, which moves 26 z bytes of host memory for bf16 weights (28 z
-where it reads fp32 sums), and 10 y bytes of state going home. Each has its own rate beside the
-other, and a higher one once the other has finished.
+where it reads fp32 sums), 10 y bytes of state going home (12 y with weights on the host), and 2 z
+bytes of new weights going up (2 (y + z) with weights on the host, which the forward loads). Each
+has its own rate beside the others, and a higher one once another has finished. All of it must be
+over before the forward's last unit: its activations want the memory of the state.
+
+Where seconds of computation are known too, `plan.search` asks the simulator instead.
 """
 
 from __future__ import annotations
@@ -17,12 +21,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from forebay.model.layout import ITEM_BYTES, SUM_ITEM_BYTES
-from forebay.plan.placement import UpdatePlace
+from forebay.plan.placement import UpdatePlace, WeightPlace
 
 if TYPE_CHECKING:
-    from forebay.model.spec import ModelSpec, ParamSpec
+    from forebay.model.spec import ModelSpec, ParamSpec, UnitSpec
 
-__all__ = ["Rates", "choose_places", "state_bytes", "window_seconds"]
+__all__ = [
+    "DeviceRoom",
+    "Rates",
+    "choose_places",
+    "state_bytes",
+    "visit_bytes",
+    "window_seconds",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +48,9 @@ class Rates:
         link_up: To the device, alone.
         link_down: To the host, alone.
         update: What the update reaches alone; None where that is `host_memory`.
-        down_beside_update: To the host while the update runs and weights go up; None for
+        both: Both directions of the link together; None for the sum of both.
+        both_beside_update: The same while the update runs; None for `both`.
+        down_beside_update: To the host while the update runs and nothing goes up; None for
             `link_down`, or half of `host_memory` where that is less.
         update_beside_down: What the update reaches meanwhile; None for what downloads leave of
             `host_memory`.
@@ -52,6 +65,8 @@ class Rates:
     link_up: float = 50e9
     link_down: float = 50e9
     update: float | None = None
+    both: float | None = None
+    both_beside_update: float | None = None
     down_beside_update: float | None = None
     update_beside_down: float | None = None
     device_memory: float = 2e12
@@ -60,14 +75,42 @@ class Rates:
     ranks: float = 100e9
     collective_seconds: float = 20e-6
 
-    def seconds(self, *, updated: float, home: float) -> float:
-        """Time of `updated` bytes of host memory traffic beside `home` bytes of state."""
+    def seconds(self, *, updated: float, home: float, up: float = 0.0) -> float:
+        """Time of three things that begin together.
+
+        Args:
+            updated: Host memory traffic of the update.
+            home: State going down.
+            up: Weights going up.
+        """
+        left = {"update": updated, "down": home, "up": up}
+        total = 0.0
+        while active := {name for name, value in left.items() if value > 0}:
+            rates = self._together(active)
+            step = min(left[name] / rates[name] for name in active)
+            total += step
+            for name in active:
+                rest = left[name] - rates[name] * step
+                left[name] = rest if rest > 1e-9 * left[name] else 0.0
+        return total
+
+    def _together(self, active: set[str]) -> dict[str, float]:
+        """What each of the active ones reaches beside the others."""
+        update = self.update or self.host_memory
+        both = min(self.both or self.link_up + self.link_down, self.host_memory)
+        if "update" not in active:
+            share = {"up": self.link_up, "down": self.link_down}
+            return {n: min(rate, both / len(active)) for n, rate in share.items() if n in active}
+        if active == {"update"}:
+            return {"update": update}
+        if "up" in active and "down" in active:
+            links = min(self.both_beside_update or both, both, self.host_memory / 2)
+            return {"up": links / 2, "down": links / 2, "update": self.host_memory - links}
+        if "up" in active:
+            up = min(self.link_up, self.host_memory / 2)
+            return {"up": up, "update": min(update, self.host_memory - up)}
         down = self.down_beside_update or min(self.link_down, self.host_memory / 2)
-        beside = self.update_beside_down or self.host_memory - down
-        both = min(updated / beside, home / down)
-        rest_updated, rest_home = updated - beside * both, home - down * both
-        alone = max(rest_updated / (self.update or self.host_memory), rest_home / self.link_down)
-        return both + alone
+        return {"down": down, "update": self.update_beside_down or self.host_memory - down}
 
 
 def _update_bytes(param: ParamSpec, *, gradient_bytes: int | None) -> int:
@@ -84,46 +127,89 @@ def state_bytes(param: ParamSpec) -> int:
 
 
 def window_seconds(
-    spec: ModelSpec, places: tuple[UpdatePlace, ...], *, rates: Rates, backwards: int = 1
+    spec: ModelSpec,
+    places: tuple[UpdatePlace, ...],
+    *,
+    rates: Rates,
+    backwards: int = 1,
+    weights: WeightPlace = WeightPlace.DEVICE,
 ) -> float:
     """Time from the clip factor to the last new weight; see [Note: window time]."""
-    host = streamed = published = 0
+    host = streamed = up = 0
     gradient_bytes = SUM_ITEM_BYTES if backwards > 1 else None
     for unit, place in zip(spec.units, places, strict=True):
+        loads = weights is WeightPlace.HOST and place is not UpdatePlace.DEVICE
         for param in unit.params:
+            item = ITEM_BYTES[param.dtype]
             if place is UpdatePlace.HOST:
                 host += _update_bytes(param, gradient_bytes=gradient_bytes) * param.elements
-                published += ITEM_BYTES[param.dtype] * param.elements
             elif place is UpdatePlace.STREAMED:
-                streamed += state_bytes(param) * param.elements
-    return max(rates.seconds(updated=host, home=streamed), published / rates.link_up)
+                streamed += (state_bytes(param) + (item if loads else 0)) * param.elements
+            if place is UpdatePlace.HOST or loads:
+                up += item * param.elements
+    return rates.seconds(updated=host, home=streamed, up=up)
+
+
+def visit_bytes(unit: UnitSpec, *, backwards: int, weights: WeightPlace) -> int:
+    """Device memory of a streamed unit until it is updated: state, sums, and its gradient."""
+    sums = SUM_ITEM_BYTES if backwards > 1 else 0
+    own = 1 if weights is WeightPlace.HOST else 0
+    return sum(
+        (state_bytes(param) + sums + (1 + own) * ITEM_BYTES[param.dtype]) * param.elements
+        for param in unit.params
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceRoom:
+    """What places may take of the device.
+
+    Attributes:
+        resident_bytes: For optimizer state, and the fp32 sums of resident units when there are
+            several backwards, for good.
+        visit_bytes: For state that visits, all at once; None where nobody knows.
+    """
+
+    resident_bytes: int = 0
+    visit_bytes: int | None = None
 
 
 def choose_places(
-    spec: ModelSpec, *, rates: Rates | None = None, resident_bytes: int = 0, backwards: int = 1
+    spec: ModelSpec,
+    *,
+    rates: Rates | None = None,
+    room: DeviceRoom | None = None,
+    backwards: int = 1,
+    weights: WeightPlace = WeightPlace.DEVICE,
 ) -> tuple[UpdatePlace, ...]:
     """The update place of every unit, in module order.
 
     Args:
         spec: The model.
         rates: The machine's bandwidths.
-        resident_bytes: Device bytes that optimizer state, and the fp32 sums of resident units
-            when there are several backwards, may fill for good.
+        room: On the device; None for no resident state and any number of visitors.
         backwards: Backwards per update.
+        weights: Where working weights live.
 
     Returns:
         First units resident as far as the bytes go, the next ones streamed, the rest on the
         host; the number of streamed units is the one with the shortest window.
     """
-    chosen_rates = rates or Rates()
+    chosen_rates, given = rates or Rates(), room or DeviceRoom()
     resident, used = 0, 0
     for unit in spec.units:
         sums = SUM_ITEM_BYTES if backwards > 1 else 0
         used += sum((state_bytes(param) + sums) * param.elements for param in unit.params)
-        if used > resident_bytes:
+        if used > given.resident_bytes:
             break
         resident += 1
     count = len(spec.units)
+    most, used = 0, 0
+    for unit in spec.units[resident:]:
+        used += visit_bytes(unit, backwards=backwards, weights=weights)
+        if given.visit_bytes is not None and used > given.visit_bytes:
+            break
+        most += 1
 
     def split(streamed: int) -> tuple[UpdatePlace, ...]:
         return (
@@ -133,6 +219,8 @@ def choose_places(
         )
 
     return min(
-        (split(streamed) for streamed in range(count - resident + 1)),
-        key=lambda places: window_seconds(spec, places, rates=chosen_rates, backwards=backwards),
+        (split(streamed) for streamed in range(most + 1)),
+        key=lambda places: window_seconds(
+            spec, places, rates=chosen_rates, backwards=backwards, weights=weights
+        ),
     )

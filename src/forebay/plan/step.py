@@ -10,14 +10,17 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from forebay.plan.compute import compute_seconds
-from forebay.plan.placement import Accumulation, UpdatePlace
+from forebay.plan.memory import backlog_bytes
+from forebay.plan.placement import Accumulation, UpdatePlace, WeightPlace
 from forebay.plan.program import build_program
 from forebay.plan.rank_step import RankRates, RankUnit, simulate_rank
+from forebay.plan.search import search_places
 from forebay.plan.setup import Home
 from forebay.plan.simulate import ComputeSeconds, Simulation, simulate
-from forebay.plan.solve import Rates, choose_places
+from forebay.plan.solve import DeviceRoom, Rates, choose_places, visit_bytes
 from forebay.plan.tiers import accumulation_of, in_engine, placement_of
 from forebay.plan.timeline import Row
+from forebay.plan.visit_room import visit_room
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -33,6 +36,9 @@ __all__ = ["StepForecast", "rank_rates", "rank_units", "step_forecast"]
 _BACKWARDS = 3
 # Units of the simulation; blocks are merged down to so many.
 _UNITS = 16
+# Units that are simulated in all while places are looked for: about a quarter of a second.
+_TRIED_UNITS = 500
+_LEAST_TRIALS = 4
 # Above this share of the step, computation is what bounds it.
 _COMPUTE_BOUND = 0.95
 # Where nothing was measured between ranks, they meet over PCIe through the host.
@@ -69,7 +75,7 @@ class StepForecast:
         bound: What the rest waits for, in words; "computation" where there is hardly any rest.
         busy: Seconds of each lane.
         timeline: The windows that were simulated.
-        places: Where each unit updates; empty but for one process with state on the host.
+        places: Where each unit updates; empty but for state on the host of a device of its own.
     """
 
     seconds: float
@@ -150,8 +156,20 @@ def rank_units(shape: ModelShape, setup: Setup, *, compute: ComputeSeconds) -> t
     return tuple(units)
 
 
-def step_forecast(shape: ModelShape, setup: Setup, *, profile: Profile) -> StepForecast:
+def step_forecast(
+    shape: ModelShape,
+    setup: Setup,
+    *,
+    profile: Profile,
+    places: Sequence[UpdatePlace] | None = None,
+) -> StepForecast:
     """Predict a step.
+
+    Args:
+        shape: The model.
+        setup: How it trains.
+        profile: The machine.
+        places: Where each unit updates, for state on the host; None for the best that is found.
 
     Raises:
         ConfigError: The device has no rate for the precision.
@@ -159,7 +177,11 @@ def step_forecast(shape: ModelShape, setup: Setup, *, profile: Profile) -> StepF
     compute = compute_seconds(shape, workload=setup.workload, profile=profile)
     passes = setup.workload.accumulation * (sum(compute.forward) + sum(compute.backward))
     if in_engine(setup):
-        return _engine(shape, setup, profile=profile, compute=compute)
+        engine = _Engine(shape, setup, rates=_engine_rates(profile, setup), compute=compute)
+        visits = setup.optimizer is Home.HOST and profile.machine.device != "cpu"
+        if places is None and visits:
+            places = engine.best_places()
+        return engine.forecast(tuple(places or ()))
     units = rank_units(shape, setup, compute=compute)
     found = simulate_rank(units, setup=setup, rates=rank_rates(profile, setup))
     return StepForecast(
@@ -171,35 +193,75 @@ def step_forecast(shape: ModelShape, setup: Setup, *, profile: Profile) -> StepF
     )
 
 
-def _engine(
-    shape: ModelShape, setup: Setup, *, profile: Profile, compute: ComputeSeconds
-) -> StepForecast:
-    wanted = setup.workload.accumulation
-    rates = _engine_rates(profile, setup)
-    places = _places(shape, setup, rates=rates, cpu=profile.machine.device == "cpu")
+class _Engine:
+    """The engine's program of a setup on a clock, with units in one place or another."""
 
-    def run(backwards: int) -> Simulation:
-        work = replace(setup.workload, accumulation=backwards)
-        placement = placement_of(shape, replace(setup, workload=work), places=places or None)
+    def __init__(
+        self, shape: ModelShape, setup: Setup, *, rates: Rates, compute: ComputeSeconds
+    ) -> None:
+        self._shape = shape
+        self._setup = setup
+        self._rates = rates
+        self._compute = compute
+
+    def best_places(self) -> tuple[UpdatePlace, ...]:
+        """Where units are best updated: what the simulator says, from the solver's answer on."""
+        shape, setup, backwards = self._shape, self._setup, self._setup.workload.accumulation
+        spec = shape.spec(setup.workload.precision.dtype)
+        waiting = backlog_bytes(placement_of(shape, setup))
+        room = visit_room(shape, setup, waiting=waiting)
+        weights = WeightPlace(setup.weights.value)
+        sizes = [visit_bytes(one, backwards=backwards, weights=weights) for one in spec.units]
+
+        def fits(places: tuple[UpdatePlace, ...]) -> bool:
+            pairs = zip(sizes, places, strict=True)
+            return sum(size for size, place in pairs if place is UpdatePlace.STREAMED) <= room
+
+        start = choose_places(
+            spec,
+            rates=self._rates,
+            room=DeviceRoom(visit_bytes=room),
+            backwards=backwards,
+            weights=weights,
+        )
+        return search_places(
+            start,
+            score=lambda places: self._run(min(backwards, _BACKWARDS), places).step_seconds,
+            fits=fits,
+            trials=max(_LEAST_TRIALS, _TRIED_UNITS // len(sizes)),
+        )
+
+    def forecast(self, places: tuple[UpdatePlace, ...]) -> StepForecast:
+        """The step with these places; all where the optimizer's state lives when there are none."""
+        wanted = self._setup.workload.accumulation
+        passes = sum(self._compute.forward) + sum(self._compute.backward)
+        found = self._run(min(wanted, _BACKWARDS), places)
+        seconds = found.step_seconds
+        if wanted > _BACKWARDS:
+            one_more = seconds - self._run(_BACKWARDS - 1, places).step_seconds
+            seconds += (wanted - _BACKWARDS) * max(one_more, passes)
+        busy = _busy(found.timeline)
+        return StepForecast(
+            seconds=seconds,
+            compute_seconds=wanted * passes,
+            bound=_bound(seconds, wanted * passes, busy),
+            busy=busy,
+            timeline=found.timeline,
+            places=places,
+        )
+
+    def _run(self, backwards: int, places: tuple[UpdatePlace, ...]) -> Simulation:
+        work = replace(self._setup.workload, accumulation=backwards)
+        setup = replace(self._setup, workload=work)
+        placement = placement_of(self._shape, setup, places=places or None)
         order = range(len(placement.units))
-        program = build_program(placement, order=order)
-        return simulate(program, placement=placement, rates=rates, compute=compute, order=order)
-
-    passes = sum(compute.forward) + sum(compute.backward)
-    found = run(min(wanted, _BACKWARDS))
-    seconds = found.step_seconds
-    if wanted > _BACKWARDS:
-        one_more = seconds - run(_BACKWARDS - 1).step_seconds
-        seconds += (wanted - _BACKWARDS) * max(one_more, passes)
-    busy = _busy(found.timeline)
-    return StepForecast(
-        seconds=seconds,
-        compute_seconds=wanted * passes,
-        bound=_bound(seconds, wanted * passes, busy),
-        busy=busy,
-        timeline=found.timeline,
-        places=places,
-    )
+        return simulate(
+            build_program(placement, order=order),
+            placement=placement,
+            rates=self._rates,
+            compute=self._compute,
+            order=order,
+        )
 
 
 def _engine_rates(profile: Profile, setup: Setup) -> Rates:
@@ -218,15 +280,6 @@ def _engine_rates(profile: Profile, setup: Setup) -> Rates:
         ranks=mine.gather,
         collective_seconds=mine.latency_seconds,
     )
-
-
-def _places(shape: ModelShape, setup: Setup, *, rates: Rates, cpu: bool) -> tuple[UpdatePlace, ...]:
-    """The planner's choice; empty where the optimizer's state has one place."""
-    # The device's own link is what makes streaming worth while.
-    if setup.optimizer is not Home.HOST or cpu:
-        return ()
-    spec = shape.spec(setup.workload.precision.dtype)
-    return choose_places(spec, rates=rates, backwards=setup.workload.accumulation)
 
 
 def _busy(timeline: Timeline) -> dict[str, float]:

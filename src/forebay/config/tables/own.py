@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from forebay.config.keys import NOT_YET, Auto, Key, honoured, section
-from forebay.config.kinds import FLAG, POSITIVE, SIZE, TEXT, choice, optional
+from forebay.config.kinds import FLAG, NUMBERS, POSITIVE, SIZE, TEXT, choice, optional
 
 __all__ = ["KEYS"]
 
@@ -97,6 +97,15 @@ KEYS: Final[tuple[Key, ...]] = (
         optional(TEXT),
         "File with the machine's measured speeds, written by `forebay probe`; null plans with "
         "typical ones.",
+        default=None,
+        auto=Auto.DEFAULT,
+    ),
+    honoured(
+        "forebay.streamed_units",
+        optional(NUMBERS),
+        "Numbers of the units, from 0 in the model's order, whose optimizer state visits the "
+        "device for its update; the others are updated on the host. Written by `forebay plan "
+        "--config`; null lets the engine choose by the profile.",
         default=None,
         auto=Auto.DEFAULT,
     ),

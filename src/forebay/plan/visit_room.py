@@ -1,0 +1,35 @@
+"""How much device memory state may take on its visit: what activations leave under their peak.
+
+The engine measures it (`forebay.engine.room`); this is the forecast of the same rule. State comes
+up during the last backward, when the loss's activations are gone, and is on the device together
+until the clip factor is known.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from forebay.plan.tiers import tier_bytes
+
+if TYPE_CHECKING:
+    from forebay.model.shape import ModelShape
+    from forebay.plan.setup import Setup
+
+__all__ = ["SHARE_OF_PEAK", "visit_room"]
+
+# Between two looks a block's recomputed activations come and go.
+SHARE_OF_PEAK = 0.95
+
+
+def visit_room(shape: ModelShape, setup: Setup, *, waiting: int) -> int:
+    """Bytes of the device for state that visits, gradients that stay with it included.
+
+    Args:
+        shape: The model.
+        setup: How it trains, with optimizer state on the host.
+        waiting: Bytes of gradients that may wait for the link meanwhile.
+    """
+    tiers = tier_bytes(shape, setup)
+    passing = ("activations", "lp_grads")
+    placed = sum(size for role, size in tiers.device.items() if role not in passing)
+    return max(0, int(SHARE_OF_PEAK * tiers.total("device")) - placed - waiting)
