@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -10,6 +12,9 @@ from torch import nn
 from forebay.engine import EngineOptions, offload_with
 from forebay.engine.options import Timing
 from forebay.plan import UpdatePlace
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def small_model(dtype: torch.dtype) -> nn.Module:
@@ -43,6 +48,15 @@ class Recipe:
     clip: float | None = 1.0
     device: str = "cpu"
     options: EngineOptions = field(default_factory=EngineOptions)
+    # Of every group's learning rate, after each step.
+    decay: float = 1.0
+    # The step whose gradients are not finite.
+    overflow_at: int | None = None
+
+    def schedule(self, groups: list[dict[str, Any]]) -> None:
+        """Move the learning rates on."""
+        for group in groups:
+            group["lr"] *= self.decay
 
 
 # Between the largest and the smallest gradient norm of the runs here: clipping is active on some
@@ -50,7 +64,7 @@ class Recipe:
 CLIP = 1.0
 
 
-def optimizer_for(model: nn.Module) -> torch.optim.Optimizer:
+def optimizer_for(model: nn.Module) -> torch.optim.AdamW:
     """Two groups that interleave in the model."""
     decayed = [p for p in model.parameters() if p.ndim > 1]
     plain = [p for p in model.parameters() if p.ndim <= 1]
@@ -64,8 +78,23 @@ def optimizer_for(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def step_data(step: int, generator: torch.Generator) -> torch.Tensor:
-    """One micro-batch."""
+    """One micro-batch; every fourth step has large gradients."""
     return torch.randn(5, 13, generator=generator) * (3.0 if step % 4 == 0 else 0.3)
+
+
+def inputs(recipe: Recipe) -> Iterator[list[torch.Tensor]]:
+    """Each step's micro-batches."""
+    generator = torch.Generator().manual_seed(1)
+    for step in range(recipe.steps):
+        xs = [step_data(step, generator) for _ in range(recipe.micro)]
+        if step == recipe.overflow_at:
+            xs = [x * math.inf for x in xs]
+        yield [x.to(recipe.device, recipe.dtype) for x in xs]
+
+
+def loss_of(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """In fp32."""
+    return (model(x).float() - 1.0).pow(2).mean()
 
 
 def train(recipe: Recipe, build=small_model) -> Trained:
@@ -80,18 +109,16 @@ def train(recipe: Recipe, build=small_model) -> Trained:
             options, loss_scale=DynamicLossScale(LossScaleConfig(initial_scale_power=20))
         )
     model, optimizer = offload_with(model, source, options=options)
-    generator = torch.Generator().manual_seed(1)
     losses, norms = [], []
-    for step in range(recipe.steps):
-        for _ in range(recipe.micro):
-            x = step_data(step, generator)
-            out = model(x.to(recipe.device, recipe.dtype)).float()
-            loss = (out - 1.0).pow(2).mean() / recipe.micro
+    for batch in inputs(recipe):
+        for x in batch:
+            loss = loss_of(model, x) / recipe.micro
             optimizer.scale(loss).backward()
             losses.append(loss.item())
         optimizer.step()
         optimizer.zero_grad()
         norms.append(optimizer.last_grad_norm)
+        recipe.schedule(optimizer.param_groups)
     records = optimizer.engine.collector.records
     optimizer.synchronize()
     traffic = {lane.value: count for lane, count in optimizer.engine.traffic.items()}
@@ -115,8 +142,8 @@ def train(recipe: Recipe, build=small_model) -> Trained:
 
 def assert_same_bits(left: Trained, right: Trained) -> None:
     """Losses, norms, weights, masters, moments and step counts, to the bit."""
-    assert left.losses == right.losses
-    assert repr(left.norms) == repr(right.norms)  # NaN is equal to NaN here
+    assert repr(left.losses) == repr(right.losses)  # NaN is equal to NaN here
+    assert repr(left.norms) == repr(right.norms)
     assert left.steps == right.steps
     assert left.weights.keys() == right.weights.keys()
     for name, value in left.weights.items():

@@ -183,7 +183,7 @@ def _train(options, locker=None, *, gate_after=None):
         locking = optimizer.engine.page_locking = PageLocking(locker)
         for unit in optimizer.engine.units:
             for part in unit.parts:
-                for arena in (*part._state.arenas, part._gradient):
+                for arena in (*part._state.arenas, part.landing.arena):
                     arena.lock(locking, nbytes=arena.nbytes)
     losses = run(model, optimizer, steps=2)
     if gate_after is not None:

@@ -360,8 +360,10 @@ class Engine:
         """Wait until all updates are done and all weights are new, and moves of state are over."""
         if self._barrier.away:
             self.moves.finish()
-        else:
-            self.quiesce("synchronize")
+            return
+        self._barrier.refuse_closed("synchronize")
+        self.collector.policy.finish(self.program)
+        self.quiesce("synchronize")
 
     def close(self) -> None:
         """Finish what is on its way, give memory back and remove every hook. Idempotent.
@@ -370,6 +372,8 @@ class Engine:
         """
         try:
             self.moves.bring_home()
+            if not self._barrier.is_closed:
+                self.collector.policy.finish(self.program)
             if not self._barrier.shut():
                 return
         finally:

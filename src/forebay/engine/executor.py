@@ -6,6 +6,7 @@ a lane and returns. Bytes are counted per lane as they are enqueued.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from forebay.engine.gradients import GradientPath, before_update
@@ -32,10 +33,23 @@ if TYPE_CHECKING:
 
     Spread = Callable[[Unit, Sequence[ParamRecord], Sequence[Any]], None]
 
-__all__ = ["Executor"]
+__all__ = ["Executor", "HeldUpdates"]
 
 # Operations that a gradient may start and that others see to: updates, and sums over ranks.
 _ELSEWHERE = UPDATING | {OpKind.REDUCE}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldUpdates:
+    """Updates whose new weights are not in force yet.
+
+    Attributes:
+        order: What they are made with; parameters may be struck out of it.
+        tickets: By unit, the ticket of each part's update; None where it has none.
+    """
+
+    order: UpdateOrder
+    tickets: dict[int, list[Any]]
 
 
 class Executor:
@@ -81,7 +95,7 @@ class Executor:
         self.spool: Spool | None = None
         self._order: UpdateOrder | None = None
         self._updates: dict[int, list[Any]] = {}
-        self._natives: dict[PartStorage, tuple[tuple[int, ...], Any]] = {}
+        self._natives: dict[tuple[PartStorage, int], tuple[tuple[int, ...], Any]] = {}
         self._handlers: dict[OpKind, Callable[[Unit], None]] = {
             OpKind.GATHER: self._gather,
             OpKind.UPDATE: self._update,
@@ -157,6 +171,23 @@ class Executor:
             if op.kind is OpKind.UPDATE or (op.kind is OpKind.WRITE_BACK and visits):
                 self._run(op, unit)
         self._order = None
+
+    def update_behind(self, program: Program, order: UpdateOrder) -> HeldUpdates:
+        """Run a step's updates on the host; their weights stay there until `come_into_force`."""
+        self._order = order
+        for op in program.updates:
+            if op.kind is OpKind.UPDATE and op.unit is not None:
+                self._run(op, self.units[op.unit])
+        updates, self._updates, self._order = self._updates, {}, None
+        return HeldUpdates(order=order, tickets=updates)
+
+    def come_into_force(self, program: Program, held: HeldUpdates) -> None:
+        """Bring new weights to the device (and all ranks), in the order of the next forward."""
+        self._order, self._updates = held.order, held.tickets
+        for op in program.updates:
+            if op.kind in (OpKind.PUBLISH, OpKind.GATHER) and op.unit is not None:
+                self._run(op, self.units[op.unit])
+        self._order, self._updates = None, {}
 
     def _is_done(self, op: Op) -> bool:
         """Whether an early update did an operation already."""
@@ -274,7 +305,7 @@ class Executor:
         """The native form of a part, which is used again while its addresses are the same."""
         out = _rounded_weights(part)
         key = (part.gradient_address, out, part.high.data_ptr(), part.exp_avg.data_ptr())
-        known = self._natives.get(part)
+        known = self._natives.get((part, part.gradient_address))
         if known is not None and known[0] == key:
             return known[1]
         native = native_part(
@@ -285,7 +316,7 @@ class Executor:
             out=out,
             out_dtype=part.layout.dtype,
         )
-        self._natives[part] = (key, native)
+        self._natives[part, part.gradient_address] = (key, native)
         return native
 
     def _publish(self, unit: Unit) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from forebay.engine.part import GradientForm
+from forebay.engine.landing import GradientForm
 from forebay.engine.record import GradientState
 from forebay.model.layout import ITEM_BYTES, SUM_ITEM_BYTES
 from forebay.plan.program import Lane
@@ -156,10 +156,10 @@ class GradientPath:
             if not leaving:
                 continue
             values = [record.device_value() for record in leaving]
-            narrow = part.gradient_form is GradientForm.NATIVE
+            narrow = part.landing.form is GradientForm.NATIVE
             if narrow and any(value.dtype != part.dtype for value in values):
                 self._widen(part, records)
-            if part.gradient_form is GradientForm.FP32:
+            if part.landing.form is GradientForm.FP32:
                 values = [value.float() for value in values]
             item = ITEM_BYTES[part.gradient_dtype]
             base = part.gradient_address
@@ -218,7 +218,7 @@ class GradientPath:
     def fold_late(self, unit: Unit, record: ParamRecord, addend: torch.Tensor) -> None:
         """Add an addend to a gradient that has already landed."""
         part = record.part
-        if part.gradient_form is GradientForm.NATIVE and part.layout.dtype != "float32":
+        if part.landing.form is GradientForm.NATIVE and part.layout.dtype != "float32":
             members = unit.records_of_part[unit.parts.index(part)]
             self._widen(part, members)
         self._fold_down(part, [(record, addend)], first=False)
@@ -252,7 +252,7 @@ class GradientPath:
     def _widen(self, part: PartStorage, records: Sequence[ParamRecord]) -> None:
         """Give a part's landed gradient fp32 room and move what has landed there."""
         dtype, item = part.gradient_dtype, ITEM_BYTES[part.gradient_dtype]
-        old = part.widen_gradient()
+        old = part.landing.widen()
         spans = [
             (
                 part.gradient_address + 4 * r.segment.offset,
@@ -269,7 +269,7 @@ class GradientPath:
                 True,  # noqa: FBT003 - the first addend of these sums
                 follow(part),
             )
-            part.ticket = self._lanes.hold(ticket, part.spare)
+            part.ticket = self._lanes.hold(ticket, part.landing.spare)
 
 
 def follow(part: PartStorage) -> list[Any]:

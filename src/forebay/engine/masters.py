@@ -54,15 +54,15 @@ def refresh_master(record: ParamRecord) -> bool:
         with torch.no_grad():
             home.copy_(param.data)
         param.data = home
-    if part.ticket is not None:
-        wait(part.ticket, f"the last transfer of {record.label}")
+    for ticket in part.last_tickets:
+        wait(ticket, f"the last transfer of {record.label}")
     if record.master_is_loaded:
         _settle_loaded(record, home)
     elif not part.high_is_weight:
         part.set_master(slot, home)
     elif part.low is not None:
         part.view(part.low, slot).zero_()
-    record.version = param._version
+    record.rebase()
     return True
 
 
@@ -102,9 +102,8 @@ def _refresh_streamed(record: ParamRecord) -> bool:
     here = record.away if record.pending else part.weight(slot)
     _refuse_other_form(record)
     part.await_readers()
-    for ticket in [part.ticket, *part.loads]:
-        if ticket is not None:
-            wait(ticket, f"the last transfer of {record.label}")
+    for ticket in part.last_tickets:
+        wait(ticket, f"the last transfer of {record.label}")
     if moved or written:
         with torch.no_grad():
             part.store(slot, param.data)
@@ -125,7 +124,7 @@ def settle_stored(record: ParamRecord) -> None:
         part.set_master(slot, stored)
     elif part.low is not None:
         part.view(part.low, slot).zero_()
-    record.version = record.param._version
+    record.rebase()
 
 
 def _refuse_other_form(record: ParamRecord) -> None:

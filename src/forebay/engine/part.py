@@ -12,7 +12,6 @@ write its whole unit, and `save_pretrained` would copy every weight first.
 from __future__ import annotations
 
 import contextlib
-from enum import Enum
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -20,15 +19,16 @@ import torch
 from torch.utils.dlpack import from_dlpack
 
 from forebay.engine.file_state import FileState
+from forebay.engine.landing import GradientForm, Landing
 from forebay.engine.rank_sums import RankSums
 from forebay.engine.state_memory import PartMemory, StateMemory
 from forebay.engine.weight_memory import WeightMemory
-from forebay.model.layout import ITEM_BYTES, Segment
+from forebay.model.layout import Segment
 from forebay.optim.master import join, split_into
 from forebay.plan.placement import MasterLayout, UpdatePlace, WeightPlace
+from forebay.plan.policies import Delayed
 from forebay.tiers.device import DeviceArena
 from forebay.tiers.host import HostArena
-from forebay.tiers.ledger import Role
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -36,22 +36,13 @@ if TYPE_CHECKING:
     from forebay.model.layout import ParamSlot, PartLayout
     from forebay.plan.placement import Placement
 
-__all__ = ["TORCH_DTYPES", "GradientForm", "PartStorage"]
+__all__ = ["TORCH_DTYPES", "PartStorage"]
 
 TORCH_DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-
-
-class GradientForm(Enum):
-    """In what dtype a part's gradient lies on the host."""
-
-    NATIVE = "native"
-    """The working dtype: each parameter has one addend."""
-    FP32 = "fp32"
-    """fp32 sums."""
 
 
 class PartStorage:
@@ -116,15 +107,15 @@ class PartStorage:
         self.is_sharded = weights is not WeightPlace.DEVICE and self.elements != layout.elements
         self.high_is_weight = self._state.high is None or not lies_apart
         self.rebind()
-        self.gradient_form = (
-            GradientForm.NATIVE
-            if placement.sends_addends or layout.dtype == "float32"
-            else GradientForm.FP32
-        )
-        self._gradient: HostArena | None = None
-        self.spare: HostArena | None = None
+        self._landing: Landing | None = None
+        # Where updates outlast their step: another one, and the last operation that touches it.
+        self._other: tuple[Landing, Any] | None = None
         if self.on_host:
-            self._gradient = self._gradient_arena(self.gradient_form)
+            is_native = placement.sends_addends or layout.dtype == "float32"
+            form = GradientForm.NATIVE if is_native else GradientForm.FP32
+            self._landing = self._new_landing(form)
+            if isinstance(placement.policy, Delayed):
+                self._other = self._new_landing(form), None
         self.sums = RankSums()
         # The last operation that touches the gradient's landing place; the next one follows it.
         self.ticket: Any = None
@@ -176,71 +167,68 @@ class PartStorage:
         if self.before_change is not None:
             self.before_change()
 
-    def _gradient_arena(self, form: GradientForm) -> HostArena:
-        native = form is GradientForm.NATIVE
-        item = ITEM_BYTES[self.layout.dtype] if native else 4
-        return self._memory.host_arena(
-            item * self.elements,
-            role=Role.LP_GRADS if native else Role.CONTIGUOUS_GRAD_BUFFER,
-            what=f"gradients of {self.elements} parameters",
+    def _new_landing(self, form: GradientForm, arena: HostArena | None = None) -> Landing:
+        return Landing(
+            self.elements, dtype=self.layout.dtype, form=form, memory=self._memory, arena=arena
         )
 
     @property
+    def landing(self) -> Landing:
+        """Where the gradient lands (host parts only)."""
+        assert self._landing is not None
+        return self._landing
+
+    @property
     def gradient_dtype(self) -> str:
-        """Dtype of the landed gradient."""
-        return self.layout.dtype if self.gradient_form is GradientForm.NATIVE else "float32"
+        """Dtype of the landed gradient (host parts only)."""
+        return self.landing.dtype
 
     @property
     def gradient_address(self) -> int:
         """Address of the landing place (host parts only)."""
-        assert self._gradient is not None
-        return self._gradient.address
+        return self.landing.arena.address
 
     @contextlib.contextmanager
     def gradient_in(self, arena: HostArena) -> Iterator[None]:
         """Inside it, fp32 sums in `arena` are the gradient that updates use and write over."""
-        own = (self._gradient, self.gradient_form)
-        self._gradient, self.gradient_form = arena, GradientForm.FP32
+        own, self._landing = self._landing, self._new_landing(GradientForm.FP32, arena)
         try:
             yield
         finally:
-            self._gradient, self.gradient_form = own
+            self._landing = own
 
     def gradient(self, slot: ParamSlot) -> torch.Tensor:
         """View of one parameter's landed gradient, as `view`."""
-        assert self._gradient is not None
-        dtype = TORCH_DTYPES[self.gradient_dtype]
-        flat = self._gradient.tensor(dtype, offset_bytes=0, elements=self.elements)
-        return self.view(flat, slot)
+        return self.view(self.landing.flat(TORCH_DTYPES[self.gradient_dtype]), slot)
 
-    def widen_gradient(self) -> int:
-        """Give the gradient fp32 room; returns the address of the native landing place.
+    def turn_over(self) -> None:
+        """Change landing places: gradients land in the other one from now on."""
+        assert self._other is not None
+        mine = self.landing, self.ticket
+        self._landing, self.ticket = self._other
+        self._other = mine
 
-        The narrow place is kept in `spare` until `drop_spare`, since its bytes are still to be
-        added. Raises BudgetError where the wide one does not fit.
-        """
-        assert self._gradient is not None
-        wide = self._gradient_arena(GradientForm.FP32)
-        self.spare, self._gradient = self._gradient, wide
-        self.gradient_form = GradientForm.FP32
-        return self.spare.address
+    @property
+    def last_tickets(self) -> list[Any]:
+        """What may still touch a gradient or the state, in either landing place."""
+        other = None if self._other is None else self._other[1]
+        return [ticket for ticket in (self.ticket, other, *self.loads) if ticket is not None]
+
+    @property
+    def landings(self) -> list[Landing]:
+        """Every landing place."""
+        places = [self._landing, None if self._other is None else self._other[0]]
+        return [place for place in places if place is not None]
 
     def prepare_sums(self) -> None:
-        """Make the landing place wide while nothing is in it (nor in use by any lane)."""
-        if self.on_host and self.gradient_form is GradientForm.NATIVE and self.dtype.itemsize < 4:
-            self.widen_gradient()
-        self.drop_spare()
+        """Make landing places wide while nothing is in them (nor in use by any lane)."""
+        for landing in self.landings:
+            landing.prepare_sums()
 
     def drop_idle_spare(self) -> None:
         """Give back the narrow landing place if nothing reads it any more."""
-        if self.spare is not None and (self.ticket is None or self.ticket.done):
-            self.drop_spare()
-
-    def drop_spare(self) -> None:
-        """Give back the narrow landing place."""
-        if self.spare is not None:
-            self.spare.close()
-            self.spare = None
+        if self._landing is not None and (self.ticket is None or self.ticket.done):
+            self._landing.drop_spare()
 
     def weight(self, slot: ParamSlot) -> torch.Tensor:
         """What one parameter is on the device, in its shape; see [Note: storages].
@@ -378,7 +366,7 @@ class PartStorage:
         """Let go of all memory once nobody reads it; weights live on while parameters view them."""
         self.await_readers()
         self._own.clear()
-        for arena in [*self._state.arenas, self._gradient, self.spare]:
+        for arena in [*self._state.arenas, *self.landings]:
             if arena is not None:
                 arena.close()
         self._weights.close()

@@ -54,7 +54,7 @@ class UpdatePolicy:
     Calls in a backward: `begin_backward`, then `complete` for each unit, and `disturb` for what
     comes for a unit after that. In `step()`: `check`, `lost` while the window is sealed, then
     `apply` or `skip`, then `end_window`. Where a window is dropped instead: `refuse_discard`, then
-    `forget_window`. At any time: `spoiled`, `master_changed`, `settle`, `close`.
+    `forget_window`. At any time: `spoiled`, `master_changed`, `settle`, `finish`, `close`.
     """
 
     def begin_backward(self, program: Program, *, last: bool) -> None:
@@ -75,7 +75,7 @@ class UpdatePolicy:
         """
 
     def master_changed(self, record: ParamRecord) -> None:
-        """A weight was written by the user, and its master has followed."""
+        """Master and weight were set from outside of updates: by the user, or from a checkpoint."""
 
     def lost(self, record: ParamRecord) -> None:
         """A gradient that an update has used was cleared or replaced before the step.
@@ -100,8 +100,8 @@ class UpdatePolicy:
     def apply(self, program: Program, order: UpdateOrder) -> None:
         """The step is decided: update by `order`, which names every present parameter."""
 
-    def skip(self) -> None:
-        """The step is decided: no bit changes."""
+    def skip(self, program: Program) -> None:
+        """The step is decided: this window changes no bit."""
 
     def end_window(self) -> None:
         """The step has used (or skipped) the window's gradients."""
@@ -115,6 +115,9 @@ class UpdatePolicy:
 
     def forget_window(self) -> None:
         """The window's gradients are discarded; another window begins."""
+
+    def finish(self, program: Program) -> None:
+        """Bring into force whatever was decided: `synchronize()` was called, or the engine ends."""
 
     def settle(self) -> None:
         """A reader passes the barrier: state is that of the last decided update after this."""

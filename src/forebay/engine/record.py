@@ -13,6 +13,8 @@ from forebay.errors import GradientError
 from forebay.links.lanes import wait
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import nn
 
     from forebay.engine.part import PartStorage
@@ -86,6 +88,7 @@ class ParamRecord:
             loaded after it.
         loaded_low: The low half of such a master where masters are whole, until its weights are
             known.
+        on_rebase: Told when master and weight were set from outside of updates.
     """
 
     def __init__(
@@ -112,6 +115,7 @@ class ParamRecord:
         self.away: torch.Tensor | None = None
         self.master_is_loaded = False
         self.loaded_low: torch.Tensor | None = None
+        self.on_rebase: Callable[[ParamRecord], None] | None = None
         self._standin: StandIn | None = None
         # What owns stand-ins that were kept past their window.
         self._gone = _Gone(slot.names[0])
@@ -278,8 +282,10 @@ class ParamRecord:
             self.arrival = None
 
     def rebase(self) -> None:
-        """The master agrees with the weight as it is now."""
+        """Master and weight were set from outside of updates, and agree as they are now."""
         self.version = self.param._version
+        if self.on_rebase is not None:
+            self.on_rebase(self)
 
     def discard(self) -> None:
         """Forget the gradient: absent. Whoever kept its stand-in cannot read it any more."""

@@ -160,7 +160,6 @@ class Stepper:
             if refresh_master(record):
                 # what came up for the update is older; the gradient lands and the host updates
                 self._units[record.unit].staging = None
-                self._policy.master_changed(record)
 
     def _decide(self) -> StepOutcome:
         agreement = self.agree()
@@ -170,7 +169,7 @@ class Stepper:
             bad = self._collector.records[agreement.first_bad].label
             self._early_reads.note(finite=False, applied=False, bad=bad)
             outcome = StepOutcome(applied=False, norm=agreement.norm, bad_parameter=bad)
-            self._policy.skip()
+            self._policy.skip(self._collector.program)
             self._executor.drop_staged()
         else:
             order = self._terms.capture(present, norm=agreement.norm, divisor=self._divisor)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from forebay.model.layout import ITEM_BYTES, SUM_ITEM_BYTES
 from forebay.plan.placement import Accumulation, MasterLayout, UpdatePlace, WeightPlace
+from forebay.plan.policy_bytes import policy_bytes
 from forebay.plan.records import SECTOR_BYTES, SUM_ELEMENTS, records, sum_bytes, weight_form
 
 if TYPE_CHECKING:
@@ -105,6 +106,8 @@ def part_bytes(
         extra = {MasterLayout.WEIGHT: 0, MasterLayout.SPLIT: 2, MasterLayout.WHOLE: 4}[master]
         sizes["device", "hp_params"] = _on_device(extra * n)
         sizes["device", "optim_states"] = 2 * _on_device(4 * n)
+    for key, value in policy_bytes(sizes, placement=placement, update=update).items():
+        sizes[key] = sizes.get(key, 0) + value
     return {key: value for key, value in sizes.items() if value}
 
 

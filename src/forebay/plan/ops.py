@@ -109,6 +109,7 @@ class Op:
         unit: Its unit's index; None for the agreement.
         nbytes: Bytes that it moves over its link when all gradients are present.
         after: Indices of its predecessors.
+        after_last: Indices of its predecessors in the window before.
         turn: In which backward of the window.
         index: Its number in the program; the builder gives it.
     """
@@ -119,5 +120,6 @@ class Op:
     unit: int | None = None
     nbytes: int = 0
     after: tuple[int, ...] = ()
+    after_last: tuple[int, ...] = ()
     turn: Turn = Turn.LAST
     index: int = -1

@@ -10,7 +10,7 @@ from typing import Final, TypeAlias
 
 from forebay.plan.zenflow import ZenFlow
 
-__all__ = ["EXACT", "DuringBackward", "Exact", "Policy"]
+__all__ = ["EXACT", "Delayed", "DuringBackward", "Exact", "Policy"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,18 @@ class DuringBackward:
     """
 
 
-Policy: TypeAlias = Exact | DuringBackward | ZenFlow
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delayed:
+    """A step's new weights come into force with the next step: its update has all of that step.
+
+    Attributes:
+        warm_up_steps: Updates at the start that are exact.
+    """
+
+    warm_up_steps: int = 0
+
+
+Policy: TypeAlias = Exact | DuringBackward | Delayed | ZenFlow
 
 # What acts where nobody asks for another.
 EXACT: Final = Exact()

@@ -14,7 +14,7 @@ from forebay.model.layout import ITEM_BYTES, SUM_ITEM_BYTES
 from forebay.plan.load_ops import load_ops
 from forebay.plan.ops import UPDATING, Lane, Op, OpKind, Trigger, TriggerKind, Turn
 from forebay.plan.placement import Accumulation, UpdatePlace, WeightPlace
-from forebay.plan.policies import DuringBackward
+from forebay.plan.policies import Delayed, DuringBackward
 from forebay.plan.records import records
 from forebay.plan.unit_bytes import state_bytes, sum_bytes, unit_bytes, weight_file_bytes
 
@@ -245,7 +245,10 @@ def build_program(placement: Placement, *, order: Sequence[int]) -> Program:
                 trigger=Trigger(TriggerKind.BACKWARD),
             )
             after = (*after, builder.add(read))
-        _update_ops(builder, by_index[index], placement, after)
+        if isinstance(placement.policy, Delayed):
+            _delayed_ops(builder, by_index[index], placement, after)
+        else:
+            _update_ops(builder, by_index[index], placement, after)
     return Program(ops=tuple(builder.ops), backwards=placement.backwards_per_update)
 
 
@@ -283,6 +286,28 @@ def _update_ops(
         last = last if kind is OpKind.STORE else added
     if placement.gathers_weights:
         builder.add(_gather(unit, last))
+
+
+def _delayed_ops(
+    builder: _Builder, unit: UnitPlacement, placement: Placement, after: tuple[int, ...]
+) -> None:
+    """As `_update_ops`: what the window before has updated comes into force, then the update."""
+    index, step = unit.layout.index, Trigger(TriggerKind.STEP)
+    number = len(builder.ops)
+    update = number + (2 if placement.gathers_weights else 1)
+    publish = Op(
+        kind=OpKind.PUBLISH,
+        lane=Lane.UP,
+        unit=index,
+        nbytes=unit_bytes(unit, placement),
+        after_last=(update,),
+        trigger=step,
+    )
+    published = builder.add(publish)
+    if placement.gathers_weights:
+        builder.add(_gather(unit, published))
+    after = (*after, published)
+    builder.add(Op(kind=OpKind.UPDATE, lane=Lane.HOST, unit=index, after=after, trigger=step))
 
 
 def _records(unit: UnitPlacement, placement: Placement) -> list[Record]:

@@ -207,7 +207,9 @@ class _Interpreter:
         for index in op.after:
             done = (self.draft.ops.get((index, window, b)) for b in range(backward, -1, -1))
             found += [task for task in done if task is not None][:1]
-        return found
+        last = self._program.backwards - 1
+        before = (self.draft.ops.get((index, window - 1, last)) for index in op.after_last)
+        return found + [task for task in before if task is not None]
 
     def _gone_home(self, window: int) -> list[int]:
         """State that the last update brought to the device is home again."""
@@ -218,7 +220,10 @@ class _Interpreter:
     def _ready(self, window: int, last: int) -> dict[int, int]:
         ready: dict[int, int] = {}
         for op in self._program.ops:
-            if op.unit is not None and op.kind in _RENEWS:
+            if op.unit is None or op.kind not in _RENEWS:
+                continue
+            # of a delayed update the next forward sees nothing
+            if op.kind is not OpKind.UPDATE or op.unit not in ready:
                 ready[op.unit] = self.draft.ops[op.index, window, last]
         return ready
 

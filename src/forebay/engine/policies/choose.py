@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from forebay.engine.options import OverflowCheck, Timing
+from forebay.engine.policies.delayed import DelayedUpdates
 from forebay.engine.policies.early import EarlyUpdates
 from forebay.engine.policies.exact import ExactUpdates
 from forebay.engine.policies.zenflow import ZenFlowUpdates
 from forebay.errors import UnsupportedError
 from forebay.optim.loss_scale import StaticLossScale
 from forebay.plan.placement import UpdatePlace, WeightPlace
-from forebay.plan.policies import EXACT, DuringBackward
+from forebay.plan.policies import EXACT, Delayed, DuringBackward
 from forebay.plan.zenflow import ZenFlow
 
 if TYPE_CHECKING:
@@ -80,4 +81,6 @@ def make_policy(parts: PolicyParts) -> UpdatePolicy:
         )
     if isinstance(parts.placement.policy, ZenFlow):
         return ZenFlowUpdates(parts)
+    if isinstance(parts.placement.policy, Delayed):
+        return DelayedUpdates(parts, policy=parts.placement.policy)
     return ExactUpdates(parts.executor)

@@ -1,0 +1,103 @@
+"""Delayed updates: the bits of the same rule in plain PyTorch, wherever and however."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+
+import pytest
+import torch
+
+from forebay.engine import EngineOptions
+from forebay.engine.options import SumPlace
+from forebay.links import FaultScript
+from forebay.plan import SixteenBitMaster
+from forebay.plan.policies import Delayed
+from numerics.delayed_reference import NEVER, train_delayed
+from numerics.test_exactness import DEVICES, DTYPES, ONE_DTYPE_FIRST
+from numerics.training import CLIP, Recipe, assert_same_bits, train
+
+DELAYED = EngineOptions(policy=Delayed())
+SLOW = pytest.mark.slow
+PLACES = {
+    "host": DELAYED,
+    "one_unit": replace(DELAYED, unit_elements=1 << 30),
+    "a_unit_per_parameter": replace(DELAYED, unit_elements=1),
+    "whole_masters": replace(DELAYED, bf16_master=SixteenBitMaster.WHOLE),
+    "tiny_pieces_whole": replace(DELAYED, piece_elements=17, bf16_master=SixteenBitMaster.WHOLE),
+    "five_threads": replace(DELAYED, threads=5, piece_elements=100),
+}
+
+
+@functools.cache
+def _reference(recipe: Recipe, warm_up: int = 0):
+    return train_delayed(recipe, warm_up=warm_up)
+
+
+@pytest.fixture(autouse=True)
+def _deterministic():
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def _check(recipe: Recipe, options: EngineOptions, *, warm_up: int = 0) -> None:
+    options = replace(options, policy=Delayed(warm_up_steps=warm_up))
+    assert_same_bits(_reference(recipe, warm_up), train(replace(recipe, options=options)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("micro", [1, 3])
+def test_the_reference_is_exact_training_where_nothing_is_delayed(dtype, micro):
+    """What it shares with the engine but for the time of updates, it has right."""
+    recipe = Recipe(dtype=dtype, micro=micro, steps=8)
+    assert_same_bits(_reference(recipe, NEVER), train(recipe))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("clip", [pytest.param(None, marks=SLOW), CLIP], ids=["no_clip", "clip"])
+@pytest.mark.parametrize(
+    "place", ["host", *[pytest.param(place, marks=SLOW) for place in PLACES if place != "host"]]
+)
+def test_one_backward_per_update(place, clip, dtype, device):
+    """A skipped step in the middle brings the one before into force."""
+    recipe = Recipe(dtype=dtype, clip=clip, device=device, overflow_at=6)
+    exact = _reference(recipe, NEVER)
+    expected = _reference(recipe)
+    assert expected.losses != exact.losses
+    if clip is not None:
+        assert any(norm > clip for norm in expected.norms)
+        assert any(norm < clip for norm in expected.norms)
+    if dtype is torch.float16:
+        assert expected.steps[0] < 19  # it begins with a loss scale that is too large
+    _check(recipe, PLACES[place])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", ONE_DTYPE_FIRST, ids=str)
+@pytest.mark.parametrize("sums", ["learned", pytest.param("host", marks=SLOW), "device"])
+@pytest.mark.parametrize("place", ["host", "tiny_pieces_whole"])
+def test_several_backwards_per_update(place, sums, dtype, device):
+    recipe = Recipe(dtype=dtype, micro=4, device=device, steps=8)
+    options = PLACES[place]
+    if sums != "learned":
+        options = replace(options, backwards=4, sum_place=SumPlace(sums))
+    _check(recipe, options)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("warm_up", [1, 3, NEVER])
+def test_exact_steps_first_and_a_schedule(warm_up, device):
+    recipe = Recipe(dtype=torch.bfloat16, device=device, steps=8, decay=0.8)
+    _check(recipe, DELAYED, warm_up=warm_up)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("whole", SixteenBitMaster)
+def test_delayed_and_reordered_copies(whole, seed, device):
+    recipe = Recipe(dtype=torch.bfloat16, micro=1 + seed % 2, device=device, steps=6)
+    fault = FaultScript(seed=seed, max_delay_us=2000)
+    options = EngineOptions(fault=fault, piece_elements=50, unit_elements=200, bf16_master=whole)
+    _check(recipe, options)
