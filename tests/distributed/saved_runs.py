@@ -13,7 +13,16 @@ from torch import nn
 
 import forebay
 from distributed.training import digest
-from forebay.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+from forebay.errors import CheckpointError
+from forebay.optim.reference import round_to
+from forebay.utils import (
+    safe_get_full_fp32_param,
+    safe_get_full_optimizer_state,
+    safe_get_local_fp32_param,
+    safe_get_local_optimizer_state,
+    safe_set_local_fp32_param,
+    safe_set_local_optimizer_state,
+)
 
 # Rows of a window, for any number of ranks up to four.
 _ROWS = 12
@@ -175,3 +184,59 @@ def load(folder: str, tags: list[str], runs: list[Run], last: int) -> list[dict[
                     }
                 )
     return results
+
+
+def save_weights(folder: str, run: Run) -> None:
+    """Train, save a checkpoint and the weights in 16 bits, and whole masters beside them."""
+    with engine_of(run) as engine:
+        go_on(engine, 0, 2)
+        engine.save_checkpoint(folder)
+        engine.save_16bit_model(Path(folder) / "weights")
+        engine.save_16bit_model(
+            Path(folder) / "trained", "trained.safetensors", exclude_frozen_parameters=True
+        )
+        found = masters(engine)
+        if engine.global_rank == 0:
+            torch.save(found, Path(folder) / "masters.pt")
+        go_on(engine, 2, 3)  # nobody is left waiting
+
+
+def save_weights_nowhere(folder: str, run: Run) -> str:
+    """Rank 0 cannot write the weights: all hear of it, and training goes on."""
+    with engine_of(run) as engine:
+        go_on(engine, 0, 1)
+        try:
+            engine.save_16bit_model(Path(folder) / "a file" / "weights")
+        except CheckpointError as error:
+            said = str(error)
+        go_on(engine, 1, 2)
+        return said
+
+
+def local_values(run: Run) -> dict[str, bool]:
+    """Read and write this rank's slices."""
+    with engine_of(run) as engine:
+        go_on(engine, 0, 1)
+        rank, checks = engine.global_rank, {}
+        param = engine.module.middle.weight
+        whole = safe_get_full_fp32_param(param)
+        held = engine.core.record_of(param).segment
+        piece = slice(held.start, held.start + held.elements)
+        local = safe_get_local_fp32_param(param)
+        checks["slice"] = bool(torch.equal(local, whole.reshape(-1)[piece]))
+        moment = safe_get_full_optimizer_state(param, "exp_avg")
+        own = safe_get_local_optimizer_state(param, "exp_avg")
+        checks["moment"] = bool(torch.equal(own, moment.reshape(-1)[piece]))
+        new = torch.full_like(local, 1.0 + (0 if run.stage == 0 else rank) / 1000)
+        safe_set_local_fp32_param(param, new)
+        safe_set_local_optimizer_state(param, new, "exp_avg_sq")
+        after = safe_get_full_fp32_param(param).reshape(-1)
+        checks["set"] = bool(torch.equal(after[piece], new))
+        checks["all"] = bool((after >= 1.0).all())
+        seconds = safe_get_full_optimizer_state(param, "exp_avg_sq").reshape(-1)
+        checks["state"] = bool(torch.equal(seconds, after))
+        weight = engine.module.state_dict()["middle.weight"].reshape(-1)
+        rounded = round_to(after, weight.dtype)
+        checks["weight"] = bool(torch.equal(weight, rounded))
+        go_on(engine, 1, 2)
+        return checks

@@ -117,7 +117,7 @@ def test_refusals():
             utils.safe_get_full_optimizer_state(param, "momentum")
         with pytest.raises(ConfigError, match="shape"):
             utils.safe_set_full_fp32_param(param, torch.ones(2))
-        with pytest.raises(ConfigError, match="2 elements, this process's slice 91"):
+        with pytest.raises(ConfigError, match="2 elements, this rank's slice 91"):
             utils.safe_set_local_fp32_param(param, torch.ones(2))
     with pytest.raises(UnsupportedError):
         utils.safe_get_full_fp32_param(param)

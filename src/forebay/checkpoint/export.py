@@ -99,7 +99,13 @@ class _Weight:
 
 
 def export(
-    checkpoint: Checkpoint, out: Path, *, dtype: str | None = None, tokenizer: Path | None = None
+    checkpoint: Checkpoint,
+    out: Path,
+    *,
+    dtype: str | None = None,
+    tokenizer: Path | None = None,
+    file_bytes: int = _FILE_BYTES,
+    excludes_frozen: bool = False,
 ) -> Exported:
     """Write a folder that `from_pretrained` loads.
 
@@ -110,6 +116,8 @@ def export(
             was trained in. Buffers keep theirs.
         tokenizer: A tokenizer's folder; None takes the one that `forebay train` kept in the run of
             the checkpoint, if it is of one.
+        file_bytes: Most bytes of a file, or one tensor.
+        excludes_frozen: Leave frozen parameters out.
 
     Raises:
         ConfigError: The folder is there already, or there is no tokenizer where one is named.
@@ -125,15 +133,17 @@ def export(
     sources: list[Source] = [
         _Weight(checkpoint, entry, _spec(entry, dtype=dtype, adapter=adapter))
         for entry in manifest.parameters
-        if adapter is None or entry.kind is Kind.TRAINED
+        if entry.kind is Kind.TRAINED
+        or (adapter is None and not (excludes_frozen and entry.kind is Kind.FROZEN))
     ]
+    plan = plan_files(sources, file_bytes=file_bytes)
     partial = out.parent / f".{out.name}.forebay-partial"
     disk = RealDisk()
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         disk.remove_tree(partial)
         disk.make_folder(partial)
-        has_config = _write(partial, sources, manifest, dtype=dtype, adapter=adapter)
+        has_config = _write(partial, plan, manifest, dtype=dtype, adapter=adapter)
         links = Links.REFUSE if tokenizer is None else Links.FOLLOW
         tokenizer = tokenizer or find_tokenizer(checkpoint.folder)
         if tokenizer is not None:
@@ -149,7 +159,7 @@ def export(
         raise
     return Exported(
         path=str(out),
-        files=len(plan_files(sources, file_bytes=_FILE_BYTES)),
+        files=len(plan),
         tensors=len(sources),
         nbytes=sum(source.spec.nbytes for source in sources),
         is_adapter=adapter is not None,
@@ -183,14 +193,13 @@ def _spec(entry: ParameterEntry, *, dtype: str | None, adapter: str | None) -> T
 
 def _write(
     folder: Path,
-    sources: list[Source],
+    plan: list[list[Source]],
     manifest: Manifest,
     *,
     dtype: str | None,
     adapter: str | None,
 ) -> bool:
     stem = "model" if adapter is None else "adapter_model"
-    plan = plan_files(sources, file_bytes=_FILE_BYTES)
     total = len(plan)
     named = [
         (
@@ -210,7 +219,7 @@ def _write(
     written = writer.write(named)
     if total > 1:
         index = {
-            "metadata": {"total_size": sum(source.spec.nbytes for source in sources)},
+            "metadata": {"total_size": sum(s.spec.nbytes for members in plan for s in members)},
             "weight_map": {key: file for key, (file, _) in sorted(written.places.items())},
         }
         _write_json(folder / f"{stem}.safetensors.index.json", index)

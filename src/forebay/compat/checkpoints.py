@@ -38,8 +38,6 @@ __all__ = ["Checkpoints"]
 
 _log = logging.getLogger("forebay")
 
-_STAGE_OF_SHARDED_WEIGHTS = 3
-
 
 class Checkpoints:
     """Saves and loads the checkpoints of one engine.
@@ -307,7 +305,9 @@ class Checkpoints:
         save_filename: str = "model.safetensors",
         exclude_frozen_parameters: bool = False,
     ) -> bool:
-        """Save the module's weights alone, in 16 bits, as one safetensors file; on rank 0.
+        """Save the module's weights alone, in 16 bits, as one safetensors file.
+
+        Every rank calls it and rank 0 writes; in stage 3 the weights reach it piece by piece.
 
         Args:
             save_dir: Where to; made if it is missing.
@@ -319,13 +319,7 @@ class Checkpoints:
 
         Raises:
             CheckpointError: The name is of another format, or the file cannot be written.
-            UnsupportedError: The weights are sharded over ranks (stage 3).
         """
-        if self._core.placement.sharding.stage == _STAGE_OF_SHARDED_WEIGHTS:
-            self._refuse_ranks("save_16bit_model in stage 3")
-        self._core.settle_masters()
-        if self._core.placement.sharding.rank != 0:
-            return True
         save_sixteen_bit(
             self._core,
             Path(save_dir) / save_filename,

@@ -12,7 +12,8 @@ import torch
 from forebay.engine.collector import GradientHook, hook_of
 from forebay.engine.masters import refresh_master
 from forebay.engine.record import GradientState
-from forebay.engine.whole_state import whole_gradient, whole_of
+from forebay.engine.restore import write_master
+from forebay.engine.whole_state import bring_whole, whole_gradient, whole_of
 from forebay.errors import ConfigError, UnsupportedError
 from forebay.optim.reference import round_to
 
@@ -121,55 +122,75 @@ def safe_set_full_grad(param: torch.Tensor, value: torch.Tensor) -> None:
 
 
 def safe_get_local_fp32_param(param: torch.Tensor) -> torch.Tensor:
-    """This process's slice of the fp32 master, flat: all of it in one process."""
-    return _share(param, safe_get_full_fp32_param(param))
+    """A copy of this rank's slice of the fp32 master, flat; no other rank takes part."""
+    hook = _hook(param)
+    hook.engine.quiesce("safe_get_local_fp32_param")
+    if not hook.record.master_is_loaded:
+        refresh_master(hook.record)
+    return hook.record.part.master_copy(hook.record.slot).reshape(-1)
 
 
 def safe_get_local_optimizer_state(param: torch.Tensor, optim_state_key: str) -> torch.Tensor:
-    """This process's slice of one optimizer state, flat."""
-    return _share(param, safe_get_full_optimizer_state(param, optim_state_key))
+    """A copy of this rank's slice of one optimizer state, flat; no other rank takes part."""
+    record = _record(param, optim_state_key)
+    return record.part.state(optim_state_key, record.slot).detach().clone().reshape(-1)
 
 
 def safe_get_local_grad(param: torch.Tensor) -> torch.Tensor | None:
-    """This process's slice of the gradient, flat; None when there is none."""
+    """This rank's slice of the gradient, flat; None when there is none.
+
+    Of the mean over ranks once it has been summed, which every rank asks for together.
+    """
     grad = safe_get_full_grad(param)
-    return None if grad is None else _share(param, grad)
+    record = _hook(param).record
+    return None if grad is None else record.part.share(grad, record.slot).flatten()
 
 
 def safe_set_local_fp32_param(param: torch.Tensor, value: torch.Tensor) -> None:
-    """Set this process's slice of the fp32 master."""
-    safe_set_full_fp32_param(param, _whole(param, value))
+    """Set this rank's slice of the fp32 master and, rounded, of the working weight.
+
+    In stages 1 and 2 every rank calls it, since each holds the whole weight; in stage 0 with the
+    same value.
+    """
+    hook = _hook(param)
+    record = hook.record
+    part, held = record.part, record.segment
+    _check_local(held.elements, value)
+    hook.engine.quiesce("safe_set_local_fp32_param")
+    part.sync_high()
+    if held.elements:
+        write_master(record, held.start, value.detach().reshape(-1).to("cpu", torch.float32))
+    bring_whole(hook.engine, part)
+    hook.engine.streaming.stored_changed()
+    torch.autograd.graph.increment_version(record.param)
+    record.rebase()
 
 
 def safe_set_local_optimizer_state(
     param: torch.Tensor, value: torch.Tensor, optim_state_key: str
 ) -> None:
-    """Set this process's slice of one optimizer state."""
-    safe_set_full_optimizer_state(param, _whole(param, value), optim_state_key)
+    """Set this rank's slice of one optimizer state; no other rank takes part."""
+    record = _record(param, optim_state_key)
+    _check_local(record.segment.elements, value)
+    record.part.set_state(optim_state_key, record.slot, value)
 
 
 def safe_set_local_grad(param: torch.Tensor, value: torch.Tensor) -> None:
-    """Replace this process's slice of the window's gradient."""
-    safe_set_full_grad(param, _whole(param, value))
-
-
-def _share(param: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Replace the window's gradient; only where this rank's slice is all of it (stage 0)."""
     record = _hook(param).record
-    return record.part.share(value, record.slot).flatten()
-
-
-def _whole(param: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    sharding = _hook(param).engine.placement.sharding
-    if sharding.size > 1 and sharding.stage:
+    if record.segment.elements != record.slot.elements:
         raise UnsupportedError(
-            f"setting one rank's slice is not supported over {sharding.size} ranks",
-            hint="set the whole value on every rank: safe_set_full_...",
+            "safe_set_local_grad is not supported where gradients are sharded: before their sum "
+            "over ranks a rank has a whole one of its own",
+            hint="safe_set_full_grad(param, value) before the backward ends",
         )
-    if value.numel() != param.numel():
-        raise ConfigError(
-            f"the value has {value.numel()} elements, this process's slice {param.numel()}"
-        )
-    return value.reshape(param.shape)
+    _check_local(param.numel(), value)
+    safe_set_full_grad(param, value.reshape(param.shape))
+
+
+def _check_local(elements: int, value: torch.Tensor) -> None:
+    if value.numel() != elements:
+        raise ConfigError(f"the value has {value.numel()} elements, this rank's slice {elements}")
 
 
 def _record(param: torch.Tensor, key: str) -> ParamRecord:

@@ -9,9 +9,11 @@ import torch
 
 from forebay.checkpoint.disk import RealDisk
 from forebay.checkpoint.header import TensorSpec, dtype_name
-from forebay.checkpoint.manifest import Kind
+from forebay.checkpoint.manifest import BLOCK_BYTES, Kind
 from forebay.checkpoint.sources import ReadSource, RoundedSource, TensorSource
 from forebay.checkpoint.writer import PIECE_BYTES, Staging, TensorWriter
+from forebay.comm.together import Together
+from forebay.engine.gathered_weights import GatheredWeight, Gathers
 from forebay.engine.snapshot import untrained_tensors
 from forebay.errors import CheckpointError
 
@@ -30,8 +32,10 @@ _PIECES = 4
 def save_sixteen_bit(engine: Engine, path: Path, *, excludes_frozen: bool) -> None:
     """Write every weight once, under its first name; float32 becomes bfloat16.
 
+    Rank 0 writes. Where weights are sharded every rank brings it its slices, piece by piece.
+
     Args:
-        engine: Whose module is saved; call it after the barrier.
+        engine: Whose module is saved; every rank calls this.
         path: The file; an old one is replaced once the new one is whole.
         excludes_frozen: Whether frozen parameters are left out.
 
@@ -43,21 +47,37 @@ def save_sixteen_bit(engine: Engine, path: Path, *, excludes_frozen: bool) -> No
             f"{path.name} is no safetensors file, and forebay writes no pickles",
             hint="save_16bit_model(save_dir, 'model.safetensors')",
         )
-    sources = [_weight(record) for record in engine.collector.records]
-    named = [
-        (other.names[0], other.tensor.detach().contiguous())
+    together = Together.of(engine.options.group, "weights", otherwise=CheckpointError)
+    engine.settle_masters()
+    gathers = Gathers(engine)
+    sources = [_weight(record, gathers) for record in engine.collector.records]
+    sources += [
+        _source(other.names[0], other.tensor.detach().contiguous())
         for other in untrained_tensors(engine.module, engine.collector.records)
         if other.kind is not Kind.FROZEN or not excludes_frozen
     ]
-    sources += [_source(name, value) for name, value in named]
+
+    def _work() -> None:
+        try:
+            if together.is_first:
+                _write(path, sources)
+        finally:  # also what rank 0 could not write: the others are in the middle of it
+            gathers.follow()
+
+    together.run(_work, what=f"saving {path}")
+
+
+def _write(path: Path, sources: list[Source]) -> None:
     disk, partial = RealDisk(), f".{path.name}.forebay-partial"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         disk.remove_tree(path.parent / partial)
+        is_gathered = any(isinstance(source, GatheredWeight) for source in sources)
         writer = TensorWriter(
             path.parent,
             disk=disk,
-            staging=Staging(_PIECES * PIECE_BYTES, block_bytes=PIECE_BYTES),
+            staging=_staging(is_gathered),
+            on_read=_ignore if is_gathered else None,  # so that pieces are filled in order
             metadata={"format": "pt"},
         )
         writer.write([(partial, sources)])
@@ -68,14 +88,26 @@ def save_sixteen_bit(engine: Engine, path: Path, *, excludes_frozen: bool) -> No
         raise CheckpointError(f"cannot save {path}: {error.strerror or os.strerror(5)}") from error
 
 
-def _weight(record: ParamRecord) -> Source:
-    """A trained weight where it lives; from files it is read piece by piece."""
+def _staging(is_gathered: bool) -> Staging:  # noqa: FBT001
+    if is_gathered:
+        return Staging(_PIECES * BLOCK_BYTES)
+    return Staging(_PIECES * PIECE_BYTES, block_bytes=PIECE_BYTES)
+
+
+def _ignore(source: Source) -> None:
+    del source
+
+
+def _weight(record: ParamRecord, gathers: Gathers) -> Source:
+    """A trained weight where it lives; from files or ranks it is read piece by piece."""
     part, slot = record.part, record.slot
-    if part.weight_files is None:
+    if not part.is_sharded and part.weight_files is None:
         return _source(record.label, part.stored(slot))
     dtype = torch.bfloat16 if part.dtype is torch.float32 else part.dtype
     name = dtype_name(dtype, what=record.label)
-    spec = TensorSpec(key=record.label, dtype=name, shape=tuple(slot.shape))
+    spec = TensorSpec(key=record.label, dtype=name, shape=slot.shape)
+    if part.is_sharded:
+        return gathers.source(record, spec)
     return ReadSource(spec, part.read_own_weights, first=slot.offset)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,7 +13,7 @@ if TYPE_CHECKING:
     from forebay.engine.part import PartStorage
     from forebay.engine.record import ParamRecord
 
-__all__ = ["gather_weights", "take_from_rank", "whole_gradient", "whole_of"]
+__all__ = ["bring_whole", "gather_weights", "take_from_rank", "whole_gradient", "whole_of"]
 
 
 def whole_of(engine: Engine, record: ParamRecord, held: torch.Tensor) -> torch.Tensor:
@@ -57,21 +56,21 @@ def gather_weights(engine: Engine) -> None:
 
     Every rank calls it at the same point.
     """
+    for unit in engine.units:
+        for part in unit.parts:
+            bring_whole(engine, part)
+
+
+def bring_whole(engine: Engine, part: PartStorage) -> None:
+    """`gather_weights` of one part."""
     queue = engine.ranks.queue
-    if queue is None:
+    if queue is None or part.own_weights.numel() == part.weights.numel():
         return
 
-    def _gather(part: PartStorage) -> None:
+    def _gather() -> None:
         queue.collectives.gather(part.weights, part.own_weights, purpose=Purpose.STATE)
 
-    jobs = [
-        queue.submit(partial(_gather, part), what=f"the weights of {unit.name}")
-        for unit in engine.units
-        for part in unit.parts
-        if part.own_weights.numel() != part.weights.numel()
-    ]
-    for job in jobs:
-        job.wait()
+    queue.submit(_gather, what="new weights").wait()
 
 
 def take_from_rank(engine: Engine, param: torch.Tensor, *, rank: int) -> None:

@@ -195,7 +195,7 @@ _STAGE3: Final[tuple[Key, ...]] = (
         FLAG,
         "Whether `save_16bit_model` may collect the weights of stage 3.",
         default=False,
-        reason="one process holds all weights and always saves them",
+        reason="weights reach rank 0 piece by piece, so they are always saved",
         aliases=(
             "gather_16bit_weights_on_model_save",
             "stage3_gather_fp16_weights_on_model_save",
