@@ -104,7 +104,7 @@ def export(
     *,
     dtype: str | None = None,
     tokenizer: Path | None = None,
-    file_bytes: int = _FILE_BYTES,
+    file_bytes: int | None = None,
     excludes_frozen: bool = False,
 ) -> Exported:
     """Write a folder that `from_pretrained` loads.
@@ -116,7 +116,7 @@ def export(
             was trained in. Buffers keep theirs.
         tokenizer: A tokenizer's folder; None takes the one that `forebay train` kept in the run of
             the checkpoint, if it is of one.
-        file_bytes: Most bytes of a file, or one tensor.
+        file_bytes: Most bytes of a file, or one tensor; None takes what transformers does.
         excludes_frozen: Leave frozen parameters out.
 
     Raises:
@@ -136,7 +136,7 @@ def export(
         if entry.kind is Kind.TRAINED
         or (adapter is None and not (excludes_frozen and entry.kind is Kind.FROZEN))
     ]
-    plan = plan_files(sources, file_bytes=file_bytes)
+    plan = plan_files(sources, file_bytes=file_bytes or _FILE_BYTES)
     partial = out.parent / f".{out.name}.forebay-partial"
     disk = RealDisk()
     try:
