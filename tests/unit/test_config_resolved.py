@@ -53,8 +53,6 @@ def test_a_refused_key_that_asks_for_nothing_passes(config: dict[str, Any]) -> N
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        ("zero_optimization.zenflow", {}, "{...} is not supported yet"),
-        ("zero_optimization.zenflow", {"topk_ratio": 0.1}, "{...} is not supported yet"),
         ("activation_checkpointing.profile", True, "true is not supported yet"),
         ("memory_breakdown", True, "true is not supported yet"),
         ("checkpoint.load_universal", True, "true is not supported yet"),

@@ -22,8 +22,10 @@ from forebay.compat.inputs import (
     model_dtype,
     one_config,
 )
+from forebay.compat.loader import samples_in
 from forebay.compat.optimizers import adam_from, build_optimizer
 from forebay.compat.placed import with_placement
+from forebay.compat.policies import policy_of
 from forebay.compat.progress import Progress, events_folder, open_events
 from forebay.compat.same_start import refuse_other_start
 from forebay.compat.schedulers import build_scheduler, check_scheduler
@@ -122,6 +124,7 @@ def initialize(
                 client_optimizer=class_name(optimizer),
                 client_scheduler=class_name(lr_scheduler),
                 fallback_micro_batch_size=1,
+                samples=samples_in(training_data),
                 asker="forebay.initialize",
             ),
         )
@@ -247,6 +250,7 @@ def engine_options(
         host_budget=config.budgets.host_bytes,
         page_lock=config.zero.pin_memory,
         rates=None if profile is None else profile.rates(),
+        policy=policy_of(config),
         observe=watcher(config),
     )
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from forebay.comm.group import Group
 
-__all__ = ["ROUTES", "RepeatingLoader", "check_dataset", "make_loader"]
+__all__ = ["ROUTES", "RepeatingLoader", "check_dataset", "make_loader", "samples_in"]
 
 # DeepSpeed's words; only the first shuffles.
 ROUTES = ("train", "eval", "predict")
@@ -42,6 +42,13 @@ def check_dataset(data: Any, *, name: str) -> None:
             f"{name} is of type {type(data).__name__}, which is no dataset",
             hint="pass a torch.utils.data.Dataset, an IterableDataset, or a list of samples",
         )
+
+
+def samples_in(data: Any) -> int | None:
+    """How many samples a dataset that was checked has; None where nobody can tell."""
+    if data is None or isinstance(data, IterableDataset):
+        return None
+    return len(data)
 
 
 def make_loader(

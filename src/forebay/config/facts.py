@@ -30,6 +30,7 @@ class Facts:
         clip_norm: Largest global gradient norm; 0 turns clipping off.
         total_steps: Updates in the whole run.
         warmup_steps: Updates of warm-up.
+        samples: Samples of the training data, where they are counted.
         client_optimizer: Class name of an optimizer that the caller built. It takes the place
             of the configuration's `optimizer` section, as in DeepSpeed.
         client_scheduler: Class name of a scheduler that the caller built; likewise.
@@ -49,6 +50,7 @@ class Facts:
     clip_norm: float | None = None
     total_steps: int | None = None
     warmup_steps: int | None = None
+    samples: int | None = None
     client_optimizer: str | None = None
     client_scheduler: str | None = None
     asker: str = "the caller"

@@ -28,6 +28,7 @@ __all__ = [
     "NON_NEGATIVE",
     "NUMBER",
     "NUMBERS",
+    "PART",
     "POSITIVE",
     "POSITIVE_NUMBER",
     "RATES",
@@ -40,6 +41,7 @@ __all__ = [
     "bounded_integer",
     "choice",
     "optional",
+    "or_auto",
 ]
 
 # Counts beyond this are typing errors. DeepSpeed's own defaults reach sys.maxsize.
@@ -112,6 +114,13 @@ def _positive_number(value: object) -> float:
     number = float(_number(value))
     if number <= 0:
         raise ValueError("not positive")
+    return number
+
+
+def _part(value: object) -> float:
+    number = float(_number(value))
+    if not 0 < number < 1:
+        raise ValueError("not a part")
     return number
 
 
@@ -213,6 +222,14 @@ def optional(kind: Kind) -> Kind:
     )
 
 
+def or_auto(kind: Kind) -> Kind:
+    """The kind, or the text "auto"."""
+    return Kind(
+        name=f'{kind.name} or "auto"',
+        check=lambda value: value if value == "auto" else kind.check(value),
+    )
+
+
 ANYTHING: Final = Kind(name="any value", check=lambda value: value)
 FLAG: Final = Kind(name="true or false", check=_flag)
 INTEGER: Final = Kind(name="an integer", check=_bounded(_integer, -_MAX_COUNT, _MAX_COUNT))
@@ -223,6 +240,7 @@ NUMBER: Final = Kind(name="a number", check=_number)
 NON_NEGATIVE: Final = Kind(name="a number >= 0", check=_rate)
 POSITIVE_NUMBER: Final = Kind(name="a number > 0", check=_positive_number)
 RATES: Final = Kind(name="a number >= 0, or one for each parameter group", check=_rates)
+PART: Final = Kind(name="a number > 0 and < 1", check=_part)
 SHARE: Final = Kind(name="a number from 0 to 1", check=_bounded(_number, 0.0, 1.0))
 TEXT: Final = Kind(name="text", check=_text)
 TEXTS: Final = Kind(name="a list of texts", check=_texts)

@@ -30,6 +30,7 @@ from forebay.config.resolved import (
 from forebay.config.schema import check
 from forebay.config.support import refuse
 from forebay.config.tables import TABLE
+from forebay.config.zenflow import resolve_zenflow
 
 if TYPE_CHECKING:
     import os
@@ -82,7 +83,10 @@ def resolve(
         host_bytes=lookup.take("forebay.host_budget"),
         nvme_bytes=lookup.take("forebay.nvme_budget") if zero.nvme is not None else None,
     )
-    for name in ("update", "state_format", "accumulation_order"):
+    zenflow = resolve_zenflow(lookup, batch_size=batch.train_batch_size)
+    if zenflow is None:
+        lookup.take("forebay.update")
+    for name in ("state_format", "accumulation_order"):
         # One value each passes so far; the row says which.
         lookup.take(f"forebay.{name}")
     config = ResolvedConfig(
@@ -91,7 +95,7 @@ def resolve(
         clip_norm=clip or None,
         optimizer=optimizer,
         scheduler=scheduler,
-        zero=zero,
+        zero=dataclasses.replace(zero, zenflow=zenflow),
         exchange=resolve_exchange(lookup),
         keeps_activations_on_host=lookup.take("activation_checkpointing.cpu_checkpointing"),
         budgets=budgets,

@@ -15,6 +15,7 @@ from forebay.config.exchange import ExchangeSpec
 
 if TYPE_CHECKING:
     from forebay.config.nvme_spec import NvmeSpec
+    from forebay.config.zenflow_spec import ZenflowSpec
 
 __all__ = [
     "BatchSpec",
@@ -172,6 +173,7 @@ class ZeroSpec:
         unit_elements: Parameters are packed in order into units of at most this many elements,
             at least one parameter each; None: units follow the model's blocks.
         nvme: Files, buffers and access; None unless the tier is nvme.
+        zenflow: The mode of that name; None for another one.
     """
 
     stage: int = 0
@@ -184,6 +186,7 @@ class ZeroSpec:
     update_cores: float | None = None
     unit_elements: int | None = None
     nvme: NvmeSpec | None = None
+    zenflow: ZenflowSpec | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from forebay.config.keys import NOT_YET, Key, Status
 from forebay.config.names import type_problem
 from forebay.config.problems import Problem, raise_any, shown
 from forebay.config.tables import TABLE
+from forebay.config.zenflow import zenflow_problems
 
 if TYPE_CHECKING:
     from forebay.config.schema import Values
@@ -67,6 +68,7 @@ def _contradictions(values: Values) -> list[Problem]:
             )
         )
     problems += _super_offload(values, stage=stage)
+    problems += zenflow_problems(values)
     if given.get("bf16.enabled") and given.get("fp16.enabled"):
         problems.append(
             Problem(

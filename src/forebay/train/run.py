@@ -160,7 +160,7 @@ def _prepare(
     _refuse_more_than_all(shape.rows * ranks.size, num_rows=len(corpus.train))
     batches = _batches(corpus, corpus.train, shape=shape, seed=options.seed, ranks=ranks)
     total_steps = options.steps or batches.windows_in(options.epochs or 1.0)
-    config = settings.final(total_steps)
+    config = settings.final(total_steps, samples=len(corpus.train))
     for line in (*config.table().splitlines(), "", *corpus.lines):
         _say(console, line)
     return _Plan(

@@ -86,17 +86,17 @@ class Settings:
         Raises:
             ConfigError: See `forebay.config.resolve.resolve`.
         """
-        return self._resolve(self.options.steps or _UNKNOWN_STEPS)
+        return self._resolve(self.options.steps or _UNKNOWN_STEPS, samples=_UNKNOWN_STEPS)
 
-    def final(self, total_steps: int) -> ResolvedConfig:
-        """Resolve with the number of updates.
+    def final(self, total_steps: int, *, samples: int | None = None) -> ResolvedConfig:
+        """Resolve with the number of updates, and that of the data's samples.
 
         Raises:
             ConfigError: See `forebay.config.resolve.resolve`.
         """
-        return self._resolve(total_steps)
+        return self._resolve(total_steps, samples=samples)
 
-    def _resolve(self, total_steps: int) -> ResolvedConfig:
+    def _resolve(self, total_steps: int, *, samples: int | None) -> ResolvedConfig:
         options = self.options
         return resolve(
             self.raw,
@@ -111,6 +111,7 @@ class Settings:
                 eps=self._if_auto("eps", 1e-8),
                 weight_decay=self._if_auto("weight_decay", 0.0),
                 total_steps=total_steps,
+                samples=samples,
                 warmup_steps=self._warmup_steps(total_steps),
                 asker="forebay train",
             ),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from forebay.config.keys import NOT_YET, Auto, Key, hint, honoured, moot, refused, section
+from forebay.config.keys import Auto, Key, hint, honoured, refused, section
 from forebay.config.kinds import (
     COUNT,
     ELEMENTS,
     FLAG,
     FOLDERS,
+    PART,
     POSITIVE,
     SECTORS,
     SHARE,
@@ -17,12 +18,12 @@ from forebay.config.kinds import (
     bounded_integer,
     choice,
     optional,
+    or_auto,
 )
 
 __all__ = ["KEYS"]
 
 _NVME_ONLY: Final = "it acts with device nvme only"
-_WITH_SECTION: Final = "it acts with its section only"
 # io_uring takes 32,768 entries.
 _DEPTH: Final = Kind(name="an integer from 1 to 128", check=bounded_integer(1, 128))
 _DEVICES: Final = optional(choice("none", "cpu", "nvme"))
@@ -160,31 +161,78 @@ _OFFLOAD: Final[tuple[Key, ...]] = (
 _ZENFLOW: Final[tuple[Key, ...]] = (
     section(
         "zero_optimization.zenflow",
-        "Important columns every step on the device, the rest every few steps.",
-        reason=NOT_YET,
+        "Important columns every step on the device, the rest every few steps. Stages 1 to 3, with "
+        "offload_optimizer.device cpu. Steps here are updates: gradient_accumulation_steps stays.",
     ),
-    hint(
+    honoured(
+        "zero_optimization.zenflow.topk_ratio",
+        PART,
+        "Share of each parameter's columns that are important: those with the largest gradients.",
+        default=0.1,
+        auto=Auto.DEFAULT,
+    ),
+    honoured(
         "zero_optimization.zenflow.select_strategy",
         choice("auto", "step", "epoch"),
-        "When important columns are chosen anew.",
+        "What `select_interval` counts. auto: each epoch, where its steps are known, else every "
+        "100 updates.",
         default="auto",
-        reason=_WITH_SECTION,
         auto=Auto.LITERAL,
     ),
-    *moot(
-        "zero_optimization.zenflow",
-        reason=_WITH_SECTION,
-        rows={
-            "topk_ratio": (SHARE, 0.1, "Share of the columns that are important."),
-            "select_interval": (POSITIVE, None, "Steps or epochs between two choices."),
-            "update_interval": (POSITIVE, None, "Steps between two updates of the rest."),
-            "overlap_step": (FLAG, False, "Update the rest beside training."),
-            "offload": (FLAG, False, "Keep the important columns' state on the host."),
-            "auto_ratio": (SHARE, 0.99, "Threshold for the next choice."),
-            "full_warm_up_rounds": (COUNT, 0, "Steps that update all at the start."),
-            "pt_reserved_cores_perc": (SHARE, 0.5, "Share of the cores kept for torch."),
-            "steps_per_epoch": (optional(POSITIVE), None, "Set by the engine."),
-        },
+    honoured(
+        "zero_optimization.zenflow.select_interval",
+        or_auto(POSITIVE),
+        "Updates or epochs between two choices of columns; auto with strategy auto, or one epoch.",
+        default="auto",
+        auto=Auto.LITERAL,
+    ),
+    honoured(
+        "zero_optimization.zenflow.update_interval",
+        or_auto(POSITIVE),
+        "Updates of important columns to one of the rest; auto: when the rest has gathered as much "
+        "as important columns get in one (over several ranks: 4).",
+        default="auto",
+        auto=Auto.LITERAL,
+    ),
+    honoured(
+        "zero_optimization.zenflow.full_warm_up_rounds",
+        COUNT,
+        "Updates at the start that update all.",
+        default=0,
+        auto=Auto.DEFAULT,
+    ),
+    honoured(
+        "zero_optimization.zenflow.overlap_step",
+        FLAG,
+        "Update the rest beside the following interval; it comes into force at its end.",
+        default=False,
+    ),
+    honoured(
+        "zero_optimization.zenflow.offload",
+        FLAG,
+        "Keep the important columns' state in host memory between updates.",
+        default=False,
+    ),
+    honoured(
+        "zero_optimization.zenflow.auto_ratio",
+        SHARE,
+        "Share of the parameters whose rest must have gathered enough, with update_interval auto.",
+        default=0.99,
+        auto=Auto.DEFAULT,
+    ),
+    honoured(
+        "zero_optimization.zenflow.steps_per_epoch",
+        optional(POSITIVE),
+        "Updates of an epoch; known where the trainer or `initialize` has the data.",
+        default=None,
+        auto=Auto.DEFAULT,
+    ),
+    hint(
+        "zero_optimization.zenflow.pt_reserved_cores_perc",
+        SHARE,
+        "Share of the cores kept for torch.",
+        default=0.5,
+        reason="offload_optimizer.cpuadam_cores_perc says which cores update",
     ),
 )
 

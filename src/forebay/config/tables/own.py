@@ -35,9 +35,10 @@ KEYS: Final[tuple[Key, ...]] = (
     honoured(
         "forebay.update",
         choice("exact", "speculative", "delayed", "zenflow"),
-        "When units are updated. exact: after the norm of all gradients is known.",
+        "When units are updated. exact: after the norm of all gradients is known. zenflow: see "
+        "zero_optimization.zenflow.",
         default="exact",
-        accepts=("exact",),
+        accepts=("exact", "zenflow"),
         reason=NOT_YET,
     ),
     honoured(

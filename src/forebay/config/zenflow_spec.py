@@ -1,0 +1,30 @@
+"""The section `zenflow`, decided."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["ZenflowSpec"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZenflowSpec:
+    """Important columns in every step on the device, the rest once an interval.
+
+    Attributes:
+        topk_ratio: Share of each parameter's columns that are important.
+        select_steps: Updates from one choice of columns to the next; None chooses once.
+        update_steps: Updates from one update of the rest to the next; None lets gradients decide.
+        auto_ratio: The share of parameters that must be ripe where they decide.
+        warm_up_steps: Updates at the start that update everything.
+        overlaps: Whether the rest is updated beside training.
+        keeps_state_on_host: Whether the important columns' state is on the host between updates.
+    """
+
+    topk_ratio: float = 0.1
+    select_steps: int | None = None
+    update_steps: int | None = None
+    auto_ratio: float = 0.99
+    warm_up_steps: int = 0
+    overlaps: bool = False
+    keeps_state_on_host: bool = False
