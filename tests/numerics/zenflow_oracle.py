@@ -17,7 +17,7 @@ from forebay.optim.loss_scale import DynamicLossScale, LossScaleConfig
 from forebay.optim.reference import AdamState, round_to, update_
 from forebay.optim.rule import AdamRule, float32
 from forebay.optim.squares import square_sum
-from numerics.training import Recipe, Trained, optimizer_for, small_model, step_data
+from numerics.training import Recipe, Trained, inputs, loss_of, optimizer_for, small_model
 
 
 class _Param:
@@ -153,6 +153,10 @@ class Oracle:
         if not self.settings.overlaps:
             self._put_in_force()
 
+    def finish(self):
+        """As `synchronize()` does: what was decided comes into force."""
+        self._put_in_force()
+
     def _put_in_force(self):
         for p in self.params:
             if p.hidden:
@@ -170,13 +174,11 @@ def oracle(recipe: Recipe, settings, build=small_model) -> Trained:
     scaler = None
     if recipe.dtype is torch.float16:
         scaler = DynamicLossScale(LossScaleConfig(initial_scale_power=20))
-    generator = torch.Generator().manual_seed(1)
     losses, norms = [], []
-    for step in range(recipe.steps):
+    for batch in inputs(recipe):
         heard = [[] for _ in trained.params_in_order]
-        for _ in range(recipe.micro):
-            x = step_data(step, generator).to(recipe.device, recipe.dtype)
-            loss = (model(x).float() - 1.0).pow(2).mean() / recipe.micro
+        for x in batch:
+            loss = loss_of(model, x) / recipe.micro
             (loss * (1.0 if scaler is None else scaler.value)).backward()
             losses.append(loss.item())
             for param, grads in zip(model.parameters(), heard, strict=True):
@@ -190,6 +192,8 @@ def oracle(recipe: Recipe, settings, build=small_model) -> Trained:
         if scaler is not None:
             scaler.update(overflowed=not applied)
         norms.append(norm)
+        recipe.schedule(source.param_groups)
+    trained.finish()
     ordered = trained.params_in_order
     return Trained(
         losses=losses,

@@ -285,7 +285,7 @@ class Engine:
         self.skipped_steps += not outcome.applied
         self._learned.plan(self)
         if self.options.timing is Timing.SYNCHRONOUS:
-            self.synchronize()
+            self.quiesce("a synchronous step")
         else:
             for unit in self.units:
                 if unit.eager:

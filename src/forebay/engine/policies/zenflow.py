@@ -297,6 +297,13 @@ class ZenFlowUpdates(UpdatePolicy):
         """See `UpdatePolicy`."""
         self._importance.forget()
 
+    def finish(self, program: Program) -> None:
+        """See `UpdatePolicy`: weights of the rest come into force before their time."""
+        units = self._in_order(program)
+        changed: dict[int, set[int]] = {unit.index: set() for unit in units}
+        self._put_in_force(units, changed)
+        self._tell_ranks(units, changed)
+
     def settle(self) -> None:
         """State goes home: all of it is the part's own after this."""
         for state in self._important.values():
