@@ -79,11 +79,23 @@ def test_without_files_the_keys_change_nothing_and_say_so() -> None:
         assert notes[path] == "changes nothing: it acts with device nvme only"
 
 
-def test_direct_storage_changes_nothing_and_says_so() -> None:
+def test_direct_storage_changes_nothing_for_state_and_says_so() -> None:
     config = resolved(merged(_NVME, {"aio": {"use_gds": True}}))
-    assert config == resolved(_NVME)
     notes = {row.path: row.note for row in config.describe()}
-    assert notes["aio.use_gds"].startswith("changes nothing: state in files is updated on the host")
+    assert notes["aio.use_gds"] == "changes nothing: state in files is updated on the host"
+
+
+@pytest.mark.parametrize(("asked", "refused"), [(None, False), (True, False), (False, True)])
+def test_direct_storage_is_used_where_it_is_unless_it_is_not_wanted(
+    asked: bool | None, refused: bool
+) -> None:
+    both = {"stage": 3, "offload_param": {"device": "nvme"}}
+    raw = merged(_NVME, {"zero_optimization": both, "aio": {"use_gds": asked}})
+    options = nvme_options(resolved(raw))
+    assert options is not None
+    assert (options.direct is not None) == refused
+    if options.direct is not None:
+        assert (options.direct.library, options.direct.reason) == (None, "aio.use_gds is false")
 
 
 @pytest.mark.parametrize(

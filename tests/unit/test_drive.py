@@ -12,6 +12,7 @@ from forebay.bench.nvme_step import NvmeStepBench, NvmeStepSpec
 from forebay.cli.main import main
 from forebay.errors import ConfigError, StorageError
 from forebay.hardware.storage import Storage, storage_of
+from forebay.links.direct_storage import DirectStorage
 from forebay.probe.drive import Moved
 from forebay.probe.folder import DriveProbe, Setting, probe_drive
 
@@ -113,6 +114,7 @@ def test_nearly_as_fast_with_less_in_flight_is_recommended(tmp_path):
         is_direct=False,
         written_bytes=1,
         settings=settings,
+        direct=DirectStorage(library=None, reason="not here"),
     )
     assert (found.aio["block_size"], found.aio["queue_depth"]) == (1 << 20, 8)
     assert found.warnings() == ["there is no direct access here: these rates are the page cache's"]

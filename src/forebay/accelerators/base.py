@@ -23,6 +23,10 @@ class Event(Protocol):
         """Native handle for the copy engine; 0 where compute is synchronous."""
         ...
 
+    def synchronize(self) -> None:
+        """Block the host until the point is reached."""
+        ...
+
 
 class Waitable(Protocol):
     """The part of a native ticket that a device needs to wait for a transfer."""

@@ -21,6 +21,9 @@ __all__ = ["CpuAccelerator"]
 class _ReachedEvent:
     handle: int = 0
 
+    def synchronize(self) -> None:
+        """It is reached."""
+
 
 class CpuAccelerator:
     """The host as a device with its own memory budget."""

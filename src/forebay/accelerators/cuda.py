@@ -27,6 +27,9 @@ class _CudaEvent:
     def handle(self) -> int:
         return int(self._event.cuda_event)
 
+    def synchronize(self) -> None:
+        self._event.synchronize()
+
 
 class CudaAccelerator:
     """One NVIDIA device.

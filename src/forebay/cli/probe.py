@@ -92,6 +92,8 @@ def _drive(what: str, path: Path | None, *, most: str, output: Path | None, as_j
         most_bytes=parse_bytes(most),
         progress=lambda text: typer.echo(f"measuring: {text}", err=True),
     )
+    uses = "used for weights in files" if found.direct.library is not None else "not used"
+    typer.echo(f"GPUDirect Storage: {uses}: {found.direct.reason}", err=True)
     for warning in found.warnings():
         typer.echo(f"warning: {warning}", err=True)
     if output is not None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from forebay.engine.file_space import NvmeOptions, WeightBuffers
 from forebay.errors import ConfigError
+from forebay.links.direct_storage import DirectStorage
 from forebay.links.host_nvme import FileAccess
 
 if TYPE_CHECKING:
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
     from forebay.config.resolved import ResolvedConfig
 
 __all__ = ["nvme_options", "refuse_missing_folders"]
+
+
+_UNWANTED: Final = DirectStorage(library=None, reason="aio.use_gds is false")
 
 
 def nvme_options(config: ResolvedConfig) -> NvmeOptions | None:
@@ -36,6 +40,7 @@ def nvme_options(config: ResolvedConfig) -> NvmeOptions | None:
         writes_behind=spec.pipeline_write,
         budget=config.budgets.nvme_bytes,
         weights=_weights(spec.weights),
+        direct=_UNWANTED if spec.aio.use_gds is False else None,
     )
 
 

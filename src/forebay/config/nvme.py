@@ -22,6 +22,7 @@ _AIO: Final = (
     "intra_op_parallelism",
     "single_submit",
     "overlap_events",
+    "use_gds",
 )
 
 
@@ -46,7 +47,9 @@ def resolve_nvme(lookup: Lookup, *, device: str, with_weights: bool) -> NvmeSpec
     count, elements, reads, writes = (lookup.take(f"{_OFFLOAD}.{name}") for name in _BUFFERS)
     if elements is None:
         lookup.annotate(f"{_OFFLOAD}.buffer_size", "as the host budget allows, at most 4 Mi")
-    block, depth, parallelism, single, overlap = (lookup.take(f"aio.{name}") for name in _AIO)
+    block, depth, parallelism, single, overlap, gds = (lookup.take(f"aio.{name}") for name in _AIO)
+    if not with_weights:
+        lookup.annotate("aio.use_gds", "changes nothing: state in files is updated on the host")
     return NvmeSpec(
         paths=paths,
         buffer_count=count,
@@ -59,6 +62,7 @@ def resolve_nvme(lookup: Lookup, *, device: str, with_weights: bool) -> NvmeSpec
             parallelism=parallelism,
             single_submit=single,
             overlap_events=overlap,
+            use_gds=gds,
         ),
         weights=_weights(lookup, paths) if with_weights else None,
     )

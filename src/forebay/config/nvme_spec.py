@@ -17,6 +17,7 @@ class AioSpec:
     parallelism: int = 1
     single_submit: bool = False
     overlap_events: bool = True
+    use_gds: bool | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """The section `aio`."""
@@ -26,6 +27,7 @@ class AioSpec:
             "intra_op_parallelism": self.parallelism,
             "single_submit": self.single_submit,
             "overlap_events": self.overlap_events,
+            "use_gds": self.use_gds,
         }
 
 

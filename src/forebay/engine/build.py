@@ -350,7 +350,7 @@ def part_memory(
         accelerator=accelerator,
         ledger=ledger,
         page_locking=page_locking(options, accelerator=accelerator, core=core),
-        files=open_files(placement, nvme, ledger=ledger, core=core),
+        files=open_files(placement, nvme, ledger=ledger, core=core, device=accelerator.device),
     )
 
 

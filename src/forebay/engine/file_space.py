@@ -5,6 +5,7 @@ It is made before the parts, which take their ranges from it. What a range holds
 
 from __future__ import annotations
 
+import logging
 import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,13 @@ from forebay.tiers.nvme import NvmeStore
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from forebay.links.direct_storage import DirectFile, DirectStorage
     from forebay.tiers.ledger import Ledger
+
+_log = logging.getLogger("forebay")
+
+_DIRECT = "weights in files go to the device by GPUDirect Storage, their checksums not compared"
+_BOUNCED = "weights in files go to the device through host memory, their checksums compared"
 
 __all__ = ["FileSpace", "NvmeOptions", "WeightBuffers"]
 
@@ -54,6 +61,7 @@ class NvmeOptions:
         writes_behind: Whether pieces are read before the one before them is written.
         budget: Bytes that may be placed in files; None for what the disk has.
         weights: What weights in files pass through, where they are asked for.
+        direct: How they go to the device past host memory; None asks the machine.
     """
 
     paths: tuple[Path, ...]
@@ -64,6 +72,7 @@ class NvmeOptions:
     writes_behind: bool = True
     budget: int | None = None
     weights: WeightBuffers = WeightBuffers()
+    direct: DirectStorage | None = None
 
 
 class FileSpace:
@@ -74,22 +83,41 @@ class FileSpace:
         nbytes: Bytes that parts will take.
         ledger: Where scratch is counted.
         core: The native core or its fallback.
+        direct: How weights in them go to the device; None where there are none.
 
     Attributes:
         core: The native core.
         link: What moves bytes.
         scratch: Host memory for reads and writes outside of updates; hold `lock` to use it.
+        direct: The file to read weights from past host memory; None where they pass through it.
 
     Raises:
         StorageError: A folder cannot be used or has no room.
     """
 
-    def __init__(self, options: NvmeOptions, *, nbytes: int, ledger: Ledger, core: Any) -> None:
+    def __init__(
+        self,
+        options: NvmeOptions,
+        *,
+        nbytes: int,
+        ledger: Ledger,
+        core: Any,
+        direct: DirectStorage | None = None,
+    ) -> None:
         self.core = core
         self.ledger = ledger
+        opens = direct is not None and direct.library is not None and len(options.paths) == 1
         self._store = NvmeStore(
-            options.paths, nbytes=nbytes, stripe_bytes=options.access.block_bytes, core=core
+            options.paths,
+            nbytes=nbytes,
+            stripe_bytes=options.access.block_bytes,
+            core=core,
+            also_open=direct.open if direct is not None and opens else None,
         )
+        self.direct: DirectFile | None = next(iter(self._store.also_opened), None)
+        if direct is not None:
+            reason = direct.reason if len(options.paths) == 1 else "several folders are one set"
+            _log.info("%s: %s", _DIRECT if opens else _BOUNCED, reason)
         self.link = FileLink(core, self._store.files, access=options.access)
         self.scratch = HostArena(
             SCRATCH_BYTES, ledger=ledger, role=Role.STAGING, what="single reads of state in files"
@@ -102,6 +130,8 @@ class FileSpace:
 
     def close(self) -> None:
         """Stop the link and let go of the files. Idempotent."""
+        if self.direct is not None:
+            self.direct.close()
         self.link.close()
         self._store.close()
         self.scratch.close()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from forebay.engine.file_space import FileSpace
 from forebay.engine.spool import Spool
 from forebay.errors import BudgetError
+from forebay.links.direct_storage import DirectStorage, find_direct_storage
 from forebay.plan.memory import forecast, part_bytes
 from forebay.plan.placement import FileBuffers, UpdatePlace, WeightPlace
 from forebay.plan.records import SUM_ELEMENTS
@@ -18,6 +19,8 @@ from forebay.units_of_measure import budget_text, format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    import torch
 
     from forebay.engine.executor import Executor
     from forebay.engine.file_space import NvmeOptions
@@ -200,7 +203,12 @@ def refuse_more_files(sizes: Mapping[tuple[str, str], int], *, budget: int | Non
 
 
 def open_files(
-    placement: Placement, options: NvmeOptions | None, *, ledger: Ledger, core: Any
+    placement: Placement,
+    options: NvmeOptions | None,
+    *,
+    ledger: Ledger,
+    core: Any,
+    device: torch.device,
 ) -> FileSpace | None:
     """The files of a placement; None where it has no state in any.
 
@@ -211,7 +219,12 @@ def open_files(
     needed = sum(nbytes for (tier, _), nbytes in sizes.items() if tier == "nvme")
     if options is None or not any(u.update is UpdatePlace.NVME for u in placement.units):
         return None
-    return FileSpace(options, nbytes=needed, ledger=ledger, core=core)
+    direct = None
+    if any(u.weights is WeightPlace.NVME for u in placement.units):
+        direct = options.direct or find_direct_storage(device)
+        if placement.sharding.size > 1:
+            direct = DirectStorage(library=None, reason="each rank gathers them from all")
+    return FileSpace(options, nbytes=needed, ledger=ledger, core=core, direct=direct)
 
 
 def connect_files(executor: Executor, placement: Placement, *, memory: PartMemory) -> None:

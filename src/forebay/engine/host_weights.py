@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from forebay.accelerators.base import Waitable
+    from forebay.engine.direct_weights import DirectWeights
     from forebay.engine.part import PartStorage
     from forebay.engine.unit import Unit
     from forebay.engine.weight_spool import WeightSpool
@@ -31,7 +32,11 @@ class HostWeights:
     """
 
     def __init__(
-        self, lanes: Lanes, *, piece_elements: int, spool: WeightSpool | None = None
+        self,
+        lanes: Lanes,
+        *,
+        piece_elements: int,
+        spool: WeightSpool | DirectWeights | None = None,
     ) -> None:
         self._lanes = lanes
         self._piece = piece_elements
@@ -62,7 +67,6 @@ class HostWeights:
             if part.weight_files is not None:
                 assert self._spool is not None
                 tickets += self._spool.bring(part, name=unit.name, event=event)
-                part.loads += tickets
                 continue
             update = self._updates.get(id(part))
             plan = self._plan(part)

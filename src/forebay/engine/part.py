@@ -33,6 +33,7 @@ from forebay.tiers.host import HostArena
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from forebay.engine.direct_weights import DirectRead
     from forebay.model.layout import ParamSlot, PartLayout
     from forebay.plan.placement import Placement
 
@@ -86,6 +87,7 @@ class PartStorage:
         if update is UpdatePlace.NVME:
             self.files = self._file_state(placement.buffers.piece_elements)
         self.loads: list[Any] = []
+        self.direct_reads: list[DirectRead] = []
         self.squares: list[Any] = []
         self._own: dict[int, torch.Tensor] = {}
         self.on_host = update is not UpdatePlace.DEVICE
@@ -164,6 +166,8 @@ class PartStorage:
 
     def await_readers(self) -> None:
         """Return once master, moments and weights may change; call it before they do."""
+        while self.direct_reads:
+            self.direct_reads.pop().settle()
         if self.before_change is not None:
             self.before_change()
 

@@ -15,7 +15,7 @@ from forebay.engine.residency import Residency
 from forebay.engine.saved_weights import SavedWeights
 from forebay.engine.streaming_hooks import StreamingHooks
 from forebay.engine.unit import WeightState
-from forebay.engine.weight_spool import WeightSpool
+from forebay.engine.weight_spool import weight_spool
 from forebay.model.external import external_parameters
 from forebay.model.holding import held_by_modules
 from forebay.plan.memory import streamed_bytes
@@ -29,11 +29,13 @@ if TYPE_CHECKING:
     from torch import nn
 
     from forebay.engine.barrier import Barrier
+    from forebay.engine.direct_weights import DirectWeights
     from forebay.engine.hooks import ModuleHooks
     from forebay.engine.options import EngineOptions
     from forebay.engine.record import ParamRecord
     from forebay.engine.state_memory import PartMemory
     from forebay.engine.unit import NanSource, Unit
+    from forebay.engine.weight_spool import WeightSpool
     from forebay.links.lanes import Lanes
     from forebay.plan.placement import Placement
 
@@ -72,12 +74,14 @@ class Streaming:
         self.nans = nans
         self._units = [unit for unit in units if unit.streams_weights]
         self.source: HostWeights | RankWeights
-        self._spool: WeightSpool | None = None
+        self._spool: WeightSpool | DirectWeights | None = None
         if lanes.ranks is None or placement.sharding.stage == 0:
             in_files = any(unit.weights is WeightPlace.NVME for unit in placement.units)
-            spool = WeightSpool(lanes, placement=placement, memory=memory) if in_files else None
-            self.source = HostWeights(lanes, piece_elements=placement.piece_elements, spool=spool)
-            self._spool = spool
+            if in_files:
+                self._spool = weight_spool(lanes, placement=placement, memory=memory)
+            self.source = HostWeights(
+                lanes, piece_elements=placement.piece_elements, spool=self._spool
+            )
         else:
             self.source = RankWeights(lanes.ranks, lanes=lanes)
         pool = WeightPool(

@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from forebay.engine.direct_weights import DirectWeights
 from forebay.links.lanes import PIECE_BYTES
 from forebay.plan.memory import weight_buffer_bytes
 from forebay.plan.program import Lane, OpKind
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from forebay.links.lanes import Lanes
     from forebay.plan.placement import Placement
 
-__all__ = ["WeightPiece", "WeightSpool"]
+__all__ = ["WeightPiece", "WeightSpool", "weight_spool"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +144,7 @@ class WeightSpool:
             self._lanes.traffic[Lane.UP] += plan.nbytes
             tickets.append(self._lanes.hold(copy, event))
             self._buffers.append((address, [copy]))
+        part.loads += tickets
         return tickets
 
     def _plan(self, part: PartStorage, piece: WeightPiece, address: int) -> Any:
@@ -161,3 +163,13 @@ class WeightSpool:
         """Give the memory back; the lanes are closed. Idempotent."""
         self._buffers.clear()
         self._arena.close()
+
+
+def weight_spool(
+    lanes: Lanes, *, placement: Placement, memory: PartMemory
+) -> WeightSpool | DirectWeights:
+    """What brings weights in files up: past host memory where the machine can, else through it."""
+    assert memory.files is not None
+    if memory.files.direct is not None:
+        return DirectWeights(lanes, file=memory.files.direct)
+    return WeightSpool(lanes, placement=placement, memory=memory)

@@ -19,6 +19,7 @@ from forebay.hardware.affinity import Topology
 from forebay.hardware.cgroup import cpu_quota
 from forebay.hardware.limits import HostLimit, host_ceiling, locked_memory_limit
 from forebay.hardware.storage import storage_of
+from forebay.links.direct_storage import find_direct_storage
 from forebay.units_of_measure import format_bytes
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def report(*, sys: Path = Path("/sys"), proc: Path = Path("/proc")) -> list[Find
         _numa(sys, proc),
         _processor_time(sys, proc),
         _drive(sys, proc),
-        _direct_storage(proc),
+        _direct_storage(device),
         _io_uring(),
         *_packages(),
     ]
@@ -275,26 +276,21 @@ def _drive(sys: Path, proc: Path) -> Finding:
     )
 
 
-def _direct_storage(proc: Path) -> Finding:
-    """GPUDirect Storage wants the driver nvidia-fs and the library behind KvikIO."""
-    driver = (proc / "driver" / "nvidia-fs" / "stats").exists()
-    library = importlib.util.find_spec("kvikio") is not None
-    if driver and library:
+def _direct_storage(device: torch.device) -> Finding:
+    found = find_direct_storage(device)
+    if found.library is not None:
         return Finding(
             part="GPUDirect Storage",
             state=State.WORKS,
-            detail="driver and KvikIO found; not used: state in files is updated on the host",
+            detail=f"{found.reason}: weights in files go to the device directly, their checksums "
+            "not compared (aio.use_gds: false turns it off)",
         )
-    lacking = [
-        name
-        for name, there in (("the driver nvidia-fs", driver), ("the package kvikio", library))
-        if not there
-    ]
     return Finding(
         part="GPUDirect Storage",
         state=State.MISSING,
-        detail=f"{' and '.join(lacking)} not found; drives are reached through host memory",
-        remedy="install NVIDIA's nvidia-fs driver and pip install kvikio, where a drive allows it",
+        detail=f"{found.reason}; drives are reached through host memory",
+        remedy="install NVIDIA's nvidia-fs driver and pip install forebay[gds], where a drive "
+        "allows it",
     )
 
 

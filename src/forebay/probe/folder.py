@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay import native
+from forebay.accelerators.select import default_device
 from forebay.errors import ConfigError
 from forebay.hardware.rates import Drives
 from forebay.hardware.storage import Storage, storage_of
+from forebay.links.direct_storage import DirectStorage, find_direct_storage
 from forebay.links.host_nvme import FileAccess
 from forebay.probe.drive import Drive
 from forebay.units_of_measure import format_bytes
@@ -54,6 +56,7 @@ class DriveProbe:
         is_direct: Whether the page cache was passed by.
         written_bytes: What the measurement wrote.
         settings: All of them, in the order of the sweep.
+        direct: Whether files can be read into device memory directly.
     """
 
     path: Path
@@ -62,6 +65,7 @@ class DriveProbe:
     is_direct: bool
     written_bytes: int
     settings: tuple[Setting, ...]
+    direct: DirectStorage
 
     @property
     def best(self) -> Setting:
@@ -97,6 +101,10 @@ class DriveProbe:
             "source": self.storage.source,
             "backend": self.backend,
             "is_direct": self.is_direct,
+            "direct_storage": {
+                "used": self.direct.library is not None,
+                "reason": self.direct.reason,
+            },
             "written_bytes": self.written_bytes,
             "warnings": self.warnings(),
             "settings": [
@@ -160,6 +168,7 @@ def probe_drive(
         is_direct=drive.is_direct,
         written_bytes=written,
         settings=tuple(settings),
+        direct=find_direct_storage(default_device()),
     )
 
 

@@ -24,7 +24,7 @@ from forebay.tiers.ledger import Tier
 from forebay.units_of_measure import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from forebay.tiers.ledger import Ledger, Reservation, Role
 
@@ -50,6 +50,8 @@ class NvmeStore:
         nbytes: How much is needed in all.
         stripe_bytes: Length of a stripe, a multiple of `ALIGNMENT_BYTES`.
         core: The native core or its fallback.
+        also_open: Called with each file's descriptor, which it may use meanwhile; what it returns
+            is kept in `also_opened`.
 
     Attributes:
         files: The native set of the files.
@@ -69,7 +71,15 @@ class NvmeStore:
         >>> store.close()
     """
 
-    def __init__(self, paths: Sequence[Path], *, nbytes: int, stripe_bytes: int, core: Any) -> None:
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        *,
+        nbytes: int,
+        stripe_bytes: int,
+        core: Any,
+        also_open: Callable[[int], Any] | None = None,
+    ) -> None:
         if not paths:
             raise StorageError(
                 "no folder is given for state on NVMe",
@@ -93,6 +103,7 @@ class NvmeStore:
                 _reserve(descriptor, path, share)
             names = [f"the state file in {path}" for path in paths]
             self.files: Any = core.FileSet(descriptors, names, stripe_bytes)
+            self.also_opened = [] if also_open is None else [also_open(one) for one in descriptors]
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)

@@ -274,12 +274,14 @@ _AIO: Final[tuple[Key, ...]] = (
         default=True,
         auto=Auto.DEFAULT,
     ),
-    hint(
+    honoured(
         "aio.use_gds",
-        FLAG,
-        "Copy between device and drive directly.",
-        default=False,
-        reason="state in files is updated on the host, where its bytes go anyway",
+        optional(FLAG),
+        "Whether weights in files go to the device by GPUDirect Storage, whose bytes are not "
+        "compared with checksums; null and true: where the machine has it. DeepSpeed's default is "
+        "false.",
+        default=None,
+        auto=Auto.DEFAULT,
     ),
 )
 
