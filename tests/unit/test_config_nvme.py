@@ -79,7 +79,7 @@ def test_without_files_the_keys_change_nothing_and_say_so() -> None:
         assert notes[path] == "changes nothing: it acts with device nvme only"
 
 
-def test_direct_storage_changes_nothing_for_state_and_says_so() -> None:
+def test_direct_storage_changes_nothing_and_says_so() -> None:
     config = resolved(merged(_NVME, {"aio": {"use_gds": True}}))
     notes = {row.path: row.note for row in config.describe()}
     assert notes["aio.use_gds"] == "changes nothing: state in files is updated on the host"
