@@ -9,6 +9,8 @@ import pytest
 
 from forebay.bench.nvme import NvmeBench, NvmeSpec, bench_nvme
 from forebay.bench.nvme_step import NvmeStepBench, NvmeStepSpec
+from forebay.bench.peers import _deepspeed_config
+from forebay.bench.spec import StepSpec
 from forebay.cli.main import main
 from forebay.errors import ConfigError, StorageError
 from forebay.hardware.storage import Storage, storage_of
@@ -174,3 +176,35 @@ def test_a_step_is_set_beside_the_longest_of_three(tmp_path):
     assert (found.floor, found.mixed_floor) == (5.0, 12.0)
     assert found.table().rows[0][-2:] == ("1.20", "0.50")
     json.dumps(found.as_dict())
+
+
+@pytest.mark.parametrize(
+    ("peer", "failure", "said"),
+    [
+        ((9.0, 12.0, 12.0), "", "12.000 s (9.000 - 12.000), 2.00 of this"),
+        ((), "exit code 1, no libaio", "in files: exit code 1, no libaio"),
+    ],
+)
+def test_a_peer_or_its_failure_stands_below(tmp_path, peer, failure, said):
+    found = NvmeStepBench(
+        spec=NvmeStepSpec(path=tmp_path, device="cpu", peer_seconds=1),
+        file_system="x",
+        compute=1.0,
+        read=1.0,
+        write=1.0,
+        both=1.0,
+        read_bytes=1,
+        written_bytes=1,
+        steps=(6.0,),
+        peer=peer,
+        peer_failure=failure,
+    )
+    assert said in found.table().notes[-1]
+    json.dumps(found.as_dict())
+
+
+def test_deepspeed_s_files_are_asked_for_as_it_documents():
+    spec = StepSpec(variant="deepspeed3nvme", device="cpu", nvme_path="/state")
+    offload = _deepspeed_config(spec, 3)["zero_optimization"]["offload_optimizer"]
+    assert (offload["device"], offload["nvme_path"]) == ("nvme", "/state")
+    assert "offload_param" not in _deepspeed_config(spec, 3)["zero_optimization"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import statistics
+import tempfile
 import time
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -17,13 +18,14 @@ import torch
 
 from forebay import native
 from forebay.bench.contestants import build_model
+from forebay.bench.process import run_alone
 from forebay.bench.spec import SHAPES, StepSpec
 from forebay.bench.tables import Table
 from forebay.engine import EngineOptions, offload_with
 from forebay.engine.file_space import NvmeOptions
 from forebay.hardware.storage import storage_of
 from forebay.links.host_nvme import FileAccess
-from forebay.plan.placement import UpdatePlace
+from forebay.plan.placement import UpdatePlace, WeightPlace
 from forebay.plan.program import Lane
 from forebay.probe.drive import Drive
 
@@ -53,6 +55,8 @@ class NvmeStepSpec:
         host_budget: Host memory that state may stay in; None puts all of it into files.
         buffer_count: Pieces in host memory at once.
         access: How the drive is reached.
+        weights: "device", or "nvme" for weights in files beside their state.
+        peer_seconds: How long DeepSpeed's offload to files may take in all; 0 leaves it out.
     """
 
     path: Path
@@ -64,6 +68,8 @@ class NvmeStepSpec:
     host_budget: int | None = None
     buffer_count: int = 8
     access: FileAccess = field(default_factory=lambda: FileAccess(queue_depth=32))
+    weights: str = "device"
+    peer_seconds: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +86,8 @@ class NvmeStepBench:
         read_bytes: What a step reads.
         written_bytes: What a step writes.
         steps: Each timed step with state in files.
+        peer: Each timed step of DeepSpeed with state in files.
+        peer_failure: Why there is none; empty where it was not asked for.
     """
 
     spec: NvmeStepSpec
@@ -91,6 +99,8 @@ class NvmeStepBench:
     read_bytes: int
     written_bytes: int
     steps: tuple[float, ...]
+    peer: tuple[float, ...] = ()
+    peer_failure: str = ""
 
     @property
     def floor(self) -> float:
@@ -136,12 +146,25 @@ class NvmeStepBench:
             ),
             notes=(
                 f"Llama {spec.size}, {spec.micro_batch} x {spec.sequence} tokens, bf16, clipping "
-                f"on; medians of {len(self.steps)} steps after {_WARM_UP}.",
+                f"on, weights on {spec.weights}; medians of {len(self.steps)} steps after {_WARM_UP}.",
                 "Compute: the same step with all state on the device. Read, write: the bytes of "
                 "a step at what the drive reaches alone; both at once: at what it reaches each "
                 f"way while it does both. {self.file_system}.",
+                *self._of_peer(),
             ),
         )
+
+    def _of_peer(self) -> tuple[str, ...]:
+        if self.peer:
+            seconds = statistics.median(self.peer)
+            return (
+                f"DeepSpeed, stage 3 with its optimizer's state in files, in the same run: "
+                f"{seconds:.3f} s ({min(self.peer):.3f} - {max(self.peer):.3f}), "
+                f"{seconds / statistics.median(self.steps):.2f} of this.",
+            )
+        if self.peer_failure:
+            return (f"DeepSpeed, stage 3 with its optimizer's state in files: {self.peer_failure}",)
+        return ()
 
     def as_dict(self) -> dict[str, Any]:
         """All numbers."""
@@ -190,10 +213,12 @@ def bench_nvme_step(
         device=spec.device,
         clip_norm=1.0,
         host_budget=spec.host_budget,
+        weights=WeightPlace(spec.weights),
         nvme=NvmeOptions(paths=(spec.path,), access=spec.access, buffer_count=spec.buffer_count),
     )
     steps = tuple(_seconds(spec, files, count))
     storage = storage_of(spec.path)
+    peer, failure = _peer(spec, progress=progress) if spec.peer_seconds else ((), "")
     return NvmeStepBench(
         spec=spec,
         file_system=f"{storage.kind} on {storage.source}",
@@ -204,7 +229,29 @@ def bench_nvme_step(
         read_bytes=moved[Lane.READ],
         written_bytes=moved[Lane.WRITE],
         steps=steps,
+        peer=peer,
+        peer_failure=failure,
     )
+
+
+def _peer(spec: NvmeStepSpec, *, progress: Callable[[str], None]) -> tuple[tuple[float, ...], str]:
+    """DeepSpeed's timed steps, and its last words where there are none."""
+    progress("DeepSpeed with state in files")
+    with tempfile.TemporaryDirectory(prefix="deepspeed-", dir=spec.path) as inside:
+        outcome = run_alone(
+            StepSpec(
+                variant="deepspeed3nvme",
+                size=spec.size,
+                micro_batches=(spec.micro_batch,),
+                sequence=spec.sequence,
+                steps=spec.steps + _WARM_UP,
+                device=spec.device,
+                nvme_path=inside,
+            ),
+            limit_seconds=spec.peer_seconds,
+        )
+    found = tuple(float(s) for one in outcome.results for s in one["seconds"][_WARM_UP:])
+    return found, "" if found else outcome.failure or "it said nothing"
 
 
 def _seconds(

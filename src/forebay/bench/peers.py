@@ -1,7 +1,8 @@
 """Other libraries that train with state on the host, with the settings that they document.
 
 * `deepspeed2`, `deepspeed3`: DeepSpeed's ZeRO stage 2 with its optimizer on the host, stage 3
-  with parameters there too; where DeepSpeed is installed.
+  with parameters there too; where DeepSpeed is installed. `deepspeed3nvme`: stage 3 with its
+  optimizer's state in files (`forebay bench nvme-step`).
 * `fsdp2`: PyTorch's FSDP2 with `CPUOffloadPolicy`: fp32 parameters and state on the host, bf16
   computation, every layer a group.
 """
@@ -35,8 +36,8 @@ def peer(spec: StepSpec, model: nn.Module) -> _DeepSpeed | _FullyShard | None:
     Raises:
         ConfigError: Its library is not installed.
     """
-    if spec.variant in ("deepspeed2", "deepspeed3"):
-        return _DeepSpeed(spec, model, stage=int(spec.variant[-1]))
+    if spec.variant in ("deepspeed2", "deepspeed3", "deepspeed3nvme"):
+        return _DeepSpeed(spec, model, stage=int(spec.variant[len("deepspeed")]))
     if spec.variant == "fsdp2":
         return _FullyShard(spec, model)
     return None
@@ -89,7 +90,9 @@ def _deepspeed_config(spec: StepSpec, stage: int) -> dict[str, Any]:
         "overlap_comm": True,
         "contiguous_gradients": True,
     }
-    if stage == 3:
+    if spec.variant == "deepspeed3nvme":
+        zero |= _in_files(spec)
+    elif stage == 3:
         # as its "auto" answers for a model of this width
         zero |= {
             "offload_param": on_host,
@@ -104,8 +107,22 @@ def _deepspeed_config(spec: StepSpec, stage: int) -> dict[str, Any]:
         "gradient_clipping": spec.clip,
         "bf16": {"enabled": True},
         "zero_optimization": zero,
+        "aio": {"block_size": 1 << 20, "queue_depth": 32, "overlap_events": True},
         "optimizer": {"type": "AdamW", "params": {"lr": RATE, "weight_decay": DECAY}},
         "steps_per_print": 1 << 30,
+    }
+
+
+def _in_files(spec: StepSpec) -> dict[str, Any]:
+    """Optimizer state in files, by the values of its tutorial; groups so that buffers are small."""
+    return {
+        "offload_optimizer": {
+            "device": "nvme",
+            "nvme_path": spec.nvme_path,
+            "pin_memory": True,
+            "buffer_count": 4,
+        },
+        "sub_group_size": 100_000_000,
     }
 
 

@@ -140,6 +140,7 @@ class StepSpec:
             own device budget; None for all of it.
         profile: The machine's measured speeds, as JSON text; "" without.
         timeline: File for a trace of three more steps, with a picture beside it; "" for none.
+        nvme_path: Folder for the files of `deepspeed3nvme`.
     """
 
     variant: str
@@ -158,6 +159,7 @@ class StepSpec:
     device_budget: int | None = None
     profile: str = ""
     timeline: str = ""
+    nvme_path: str = ""
 
     def __post_init__(self) -> None:
         if self.size not in SHAPES:

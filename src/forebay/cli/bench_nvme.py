@@ -68,6 +68,13 @@ def nvme_step(  # noqa: PLR0913 - one parameter an option
     buffers: Annotated[int, typer.Option(help="Pieces in host memory at once.", min=1)] = 8,
     block: Annotated[str, typer.Option(help="Of one request, as 1MiB.")] = "1MiB",
     depth: Annotated[int, typer.Option(help="Requests in flight.", min=1)] = 32,
+    weights: Annotated[
+        str, typer.Option(help="Where weights are: device, or nvme too.")
+    ] = "device",
+    peer_seconds: Annotated[
+        int,
+        typer.Option(help="DeepSpeed's offload to files beside it, this long at most; 0: not."),
+    ] = 0,
     output: _Output = None,
     as_json: _Json = False,
 ) -> int:
@@ -78,6 +85,8 @@ def nvme_step(  # noqa: PLR0913 - one parameter an option
     from forebay.bench.nvme_step import NvmeStepSpec, bench_nvme_step
     from forebay.links.host_nvme import FileAccess
 
+    if weights not in ("device", "nvme"):
+        raise typer.BadParameter(f"{weights} is neither device nor nvme", param_hint="--weights")
     spec = NvmeStepSpec(
         path=folder,
         size=size,
@@ -88,6 +97,8 @@ def nvme_step(  # noqa: PLR0913 - one parameter an option
         host_budget=bytes_of(host_budget),
         buffer_count=buffers,
         access=FileAccess(block_bytes=bytes_of(block) or 0, queue_depth=depth),
+        weights=weights,
+        peer_seconds=peer_seconds,
     )
     found = bench_nvme_step(spec, progress=progress)
     give([found.table()], found.as_dict(), name=f"nvme-step-{size}", output=output, json=as_json)
