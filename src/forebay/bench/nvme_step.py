@@ -146,7 +146,8 @@ class NvmeStepBench:
             ),
             notes=(
                 f"Llama {spec.size}, {spec.micro_batch} x {spec.sequence} tokens, bf16, clipping "
-                f"on, weights on {spec.weights}; medians of {len(self.steps)} steps after {_WARM_UP}.",
+                f"on, weights on {spec.weights}; medians of {len(self.steps)} steps after "
+                f"{_WARM_UP}.",
                 "Compute: the same step with all state on the device. Read, write: the bytes of "
                 "a step at what the drive reaches alone; both at once: at what it reaches each "
                 f"way while it does both. {self.file_system}.",
