@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from contextlib import AbstractContextManager
 
     import torch
@@ -79,6 +80,10 @@ class Accelerator(Protocol):
         Blocks the host only until the transfer is enqueued, never until it has happened,
         where the device has streams of its own.
         """
+        ...
+
+    def calling_stream(self) -> Callable[[], AbstractContextManager[object]]:
+        """What makes the calling thread's compute stream that of another thread."""
         ...
 
     def trim(self) -> None:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from forebay.accelerators.base import Waitable
 
 __all__ = ["CpuAccelerator"]
@@ -55,6 +57,10 @@ class CpuAccelerator:
     def wait_for(self, ticket: Waitable) -> None:
         """Block until the transfer is done."""
         ticket.wait()
+
+    def calling_stream(self) -> Callable[[], contextlib.AbstractContextManager[object]]:
+        """There are no streams."""
+        return contextlib.nullcontext
 
     def trim(self) -> None:
         """Nothing is cached."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from contextlib import AbstractContextManager
 
     from forebay.accelerators.base import Waitable
@@ -77,6 +78,16 @@ class CudaAccelerator:
         """Let the caller's current stream wait for the last piece, once it is enqueued."""
         ticket.wait_issued()
         ticket.stream_wait(int(torch.cuda.current_stream(self._device).cuda_stream))
+
+    def calling_stream(self) -> Callable[[], AbstractContextManager[object]]:
+        """Device and stream are each thread's own."""
+        stream = torch.cuda.current_stream(self._device)
+
+        def _entered() -> AbstractContextManager[object]:
+            context: AbstractContextManager[object] = torch.cuda.stream(stream)
+            return context
+
+        return _entered
 
     def trim(self) -> None:
         """Give the caching allocator's free blocks back.

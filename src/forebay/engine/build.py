@@ -27,6 +27,7 @@ from forebay.model.origin import origin_of
 from forebay.plan.memory import forecast, ring_bytes
 from forebay.plan.placement import (
     Accumulation,
+    AccumulationOrder,
     Placement,
     UnitPlacement,
     UpdatePlace,
@@ -71,7 +72,8 @@ def accumulation_for(options: EngineOptions) -> Accumulation:
     if options.backwards is None or options.backwards == 1:
         return Accumulation.SINGLE
     # Over ranks a sum is made where the slices of the others arrive.
-    on_device = options.sum_place is SumPlace.DEVICE or sums_on_device(options.policy)
+    together = options.order is AccumulationOrder.LAYER
+    on_device = options.sum_place is SumPlace.DEVICE or sums_on_device(options.policy) or together
     if on_device or options.sharding.size > 1:
         return Accumulation.DEVICE_SUM
     return Accumulation.HOST_SUM
@@ -115,7 +117,7 @@ def place(spec: ModelSpec, *, options: EngineOptions, device: torch.device) -> P
     placement = Placement(
         units=units,
         accumulation=accumulation_for(options),
-        backwards_per_update=options.backwards or 1,
+        backwards_per_update=options.backwards_per_update,
         bf16_master=options.bf16_master,
         piece_elements=options.piece_elements,
         sharding=options.sharding,

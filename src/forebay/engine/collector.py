@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from forebay.engine.departure import Departure
     from forebay.engine.engine import Engine
     from forebay.engine.executor import Executor
+    from forebay.engine.held_addends import HeldAddends
     from forebay.engine.policy import UpdatePolicy
     from forebay.engine.record import ParamRecord
     from forebay.engine.unit import Unit
@@ -95,6 +96,7 @@ class Collector:
     Attributes:
         window: The present window.
         program: The program in force; the engine replaces it between windows.
+        held: Takes addends that come in parts; None where they do not.
     """
 
     def __init__(
@@ -125,6 +127,7 @@ class Collector:
         # Parameters whose p.grad the user had put there when the present backward began.
         self._foreign: set[int] = set()
         self._handles: list[RemovableHandle] = []
+        self.held: HeldAddends | None = None
 
     def attach(self, engine: Engine) -> None:
         """Register a hook on every parameter.
@@ -162,8 +165,16 @@ class Collector:
             self._refuse(record, grad)
             record.discard()
             addend = grad.clone() if record.index in self._foreign else grad
+        if self.held is not None and self.held.take(record, addend.detach().contiguous()):
+            param.grad = None
+            return
         param.grad = record.standin
         self._accept(record, addend.detach().contiguous())
+
+    def deliver(self, record: ParamRecord, addend: torch.Tensor) -> None:
+        """An addend that was held while its parts came in."""
+        record.param.grad = record.standin
+        self._accept(record, addend)
 
     def _sums_at_once(self, record: ParamRecord) -> bool:
         """Whether an addend is added to others on the device before autograd goes on."""

@@ -108,7 +108,7 @@ class Engine:
         # Native lanes must stop before the memory that they copy is collected.
         weakref.finalize(self, self.lanes.close)
         weakref.finalize(self, self.ranks.close)
-        self._hooks = ModuleHooks(
+        self.hooks = ModuleHooks(
             model,
             units=self.units,
             owners=inspected.owners,
@@ -120,7 +120,7 @@ class Engine:
                 mark=self.lanes.mark,
             ),
         )
-        self.streaming.attach(model, owners=inspected.owners, options=options, hooks=self._hooks)
+        self.streaming.attach(model, owners=inspected.owners, options=options, hooks=self.hooks)
         self.collector.attach(self)
         self._by_param = {id(record.param): record for record in self.collector.records}
 
@@ -274,11 +274,11 @@ class Engine:
         self._barrier.refuse_closed("step()")
         self._barrier.refuse_away("step()")
         self.lanes.mark(Moment.STEP_BEGIN)
-        self._hooks.learn()
+        self.hooks.learn()
         refuse_strangers(self.groups, known=self._by_param)
         self.streaming.take_over()
         self.collector.policy.check(divisor=divisor)
-        self.ranks.departure.ran(self._hooks.order)
+        self.ranks.departure.ran(self.hooks.order)
         outcome = self._stepper.run(divisor=divisor)
         self._room.observe()
         self.last_outcome = outcome
@@ -379,7 +379,7 @@ class Engine:
         finally:
             self.moves.close()
             self.ranks.close()
-            self._hooks.detach()
+            self.hooks.detach()
             self.streaming.detach()
             self.collector.detach()
             for record in self.collector.records:

@@ -11,6 +11,7 @@ of the unit's outermost module; inside it they are silent.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -80,6 +81,8 @@ class ModuleHooks:
         self._units = units
         self._act = actions
         self._pass = 0
+        # Micro-batches take turns: their forwards are one pass. Whether it has begun.
+        self._turns: bool | None = None
         self._seen: dict[int, int] = {}
         self._order: list[int] = []
         self.order: tuple[int, ...] = tuple(range(len(units)))
@@ -191,6 +194,10 @@ class ModuleHooks:
         if torch.compiler.is_compiling():
             self._barrier_disabled()
             return
+        if self._turns is not None:
+            if self._turns:
+                return
+            self._turns = True
         self._pass += 1
         self._order = []
         self._fired.clear()
@@ -202,12 +209,9 @@ class ModuleHooks:
         self._act.quiesce("forward of a compiled model")
 
     def _end_pass(self, _module: nn.Module, _args: Any, output: Any) -> None:
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or self._turns is not None:
             return
-        self._act.mark(Moment.FORWARD_END, "")
-        if self._order:
-            missing = [i for i in range(len(self._units)) if self._seen.get(i) != self._pass]
-            self.order = tuple(self._order + missing)
+        self.end_pass()
         if torch.is_grad_enabled():
             for leaf in _tensors(output):
                 if leaf.grad_fn is not None:
@@ -215,6 +219,22 @@ class ModuleHooks:
             if self._unlearned and self._graphs_to_read:
                 self._graphs_to_read -= 1
                 self._learn_reads(first_reads(_tensors(output)))
+
+    @contextlib.contextmanager
+    def by_turns(self) -> Iterator[None]:
+        """Inside it, the root's forwards are one pass, which `end_pass` ends."""
+        self._turns = False
+        try:
+            yield
+        finally:
+            self._turns = None
+
+    def end_pass(self) -> None:
+        """The pass's forwards have ended, or the first of those that take turns has."""
+        self._act.mark(Moment.FORWARD_END, "")
+        if self._order:
+            missing = [i for i in range(len(self._units)) if self._seen.get(i) != self._pass]
+            self.order = tuple(self._order + missing)
 
     def _output_hook(self, _grad: torch.Tensor) -> None:
         self._act.on_output()

@@ -26,7 +26,8 @@ class LearnedSums:
 
     def expect(self, engine: Engine, count: int) -> None:
         """See `Engine.expect_backwards`."""
-        accumulation = accumulation_for(replace(engine.options, backwards=count))
+        options = replace(engine.options, backwards=count)
+        accumulation, count = accumulation_for(options), options.backwards_per_update
         if accumulation is not Accumulation.SINGLE:
             engine.quiesce("a change of the accumulation steps")
             for unit in engine.units:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from forebay.comm.exchange import Exchange
 from forebay.links.observer import NO_OBSERVER
 from forebay.optim.loss_scale import StaticLossScale
-from forebay.plan.placement import Sharding, SixteenBitMaster, WeightPlace
+from forebay.plan.placement import AccumulationOrder, Sharding, SixteenBitMaster, WeightPlace
 from forebay.plan.policies import EXACT
 
 if TYPE_CHECKING:
@@ -86,6 +86,7 @@ class EngineOptions:
         clip_norm: Bound on the global gradient norm; None does not clip.
         backwards: Backwards per update where the caller knows; None learns it.
         sum_place: Where several backwards are summed.
+        order: In which order a window's micro-batches pass the model.
         unit_elements: Elements per unit; None lets units follow the module tree.
         whole_modules: Modules whose parameters stay in one unit.
         timing: Deferred or synchronous.
@@ -120,6 +121,7 @@ class EngineOptions:
     clip_norm: float | None = None
     backwards: int | None = None
     sum_place: SumPlace = SumPlace.HOST
+    order: AccumulationOrder = AccumulationOrder.MICROBATCH
     unit_elements: int | None = None
     whole_modules: Sequence[nn.Module] = ()
     timing: Timing = Timing.DEFERRED
@@ -140,6 +142,11 @@ class EngineOptions:
     stage: int = 0
     nvme: NvmeOptions | None = None
     policy: Policy = EXACT
+
+    @property
+    def backwards_per_update(self) -> int:
+        """Backwards of a window as far as known; in layer order it is one of all micro-batches."""
+        return 1 if self.order is AccumulationOrder.LAYER else self.backwards or 1
 
     @property
     def sharding(self) -> Sharding:

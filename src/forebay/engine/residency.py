@@ -81,6 +81,8 @@ class Residency:
         self._barrier = barrier
         self._coming: dict[int, Sequence[Waitable]] = {}
         self._node: object = None
+        # Micro-batches take turns: whether their one pass has begun.
+        self._turns: bool | None = None
         # Whether weights change before the next forward, as far as known.
         self.is_last_backward: Callable[[], bool] = _unknown
         for unit in units:
@@ -89,9 +91,20 @@ class Residency:
 
     def begin_forward(self) -> None:
         """A root forward begins."""
-        if torch._C._current_graph_task_id() < 0:
+        if torch._C._current_graph_task_id() < 0 and not self._turns:
+            if self._turns is not None:
+                self._turns = True
             then = Pass.BACKWARD if torch.is_grad_enabled() else Pass.FORWARD
             self.pool.begin(Pass.FORWARD, then=then)
+
+    @contextlib.contextmanager
+    def by_turns(self) -> Iterator[None]:
+        """Inside it, the root's forwards are one pass, and what follows its backward is too."""
+        self._turns = False
+        try:
+            yield
+        finally:
+            self._turns = None
 
     def hold(self, unit: Unit) -> None:
         """`acquire`, and keep the unit on the device until `release`."""
@@ -209,7 +222,7 @@ class Residency:
             if in_backward:
                 then = None if self.is_last_backward() else Pass.FORWARD
                 self.pool.begin(kind, then=then)
-            else:
+            elif not self._turns:
                 self.begin_forward()
 
     def _note_node(self) -> None:

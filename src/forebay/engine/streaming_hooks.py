@@ -8,6 +8,7 @@ stay too, unless their room is needed. Saved-tensor hooks lie around each frame
 
 from __future__ import annotations
 
+import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +46,13 @@ class _Frame:
         self.is_saving = False
 
 
+class _Frames(threading.local):
+    """The forwards that run in a thread, outermost first."""
+
+    def __init__(self) -> None:
+        self.open: list[_Frame] = []
+
+
 class StreamingHooks:
     """Hooks of one engine on every module of a model.
 
@@ -72,7 +80,7 @@ class StreamingHooks:
         self._saved = saved
         self._units_of = units_of
         self._members = members
-        self._frames: list[_Frame] = []
+        self._own = _Frames()
         # Weights in state dicts that somebody still has, by parameter and version.
         self._copies: weakref.WeakValueDictionary[tuple[int, int], torch.Tensor] = (
             weakref.WeakValueDictionary()
@@ -84,6 +92,10 @@ class StreamingHooks:
         self._before_copy = before_copy
         for module in root.modules():
             self._attach(module)
+
+    @property
+    def _frames(self) -> list[_Frame]:
+        return self._own.open
 
     def _hook(self, call: Callable[..., Any]) -> ModuleHook:
         return ModuleHook(call, before_copy=self._before_copy)

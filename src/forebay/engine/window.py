@@ -11,6 +11,7 @@ a weak reference shows. A task without a gradient (`autograd.grad` on the output
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from typing import TYPE_CHECKING
 
@@ -20,9 +21,12 @@ from torch.autograd import Variable
 from forebay.errors import GradientError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 __all__ = ["Window"]
+
+# Stands for all tasks of a backward in several pieces; autograd's own numbers are not negative.
+_WHOLE = -1
 
 
 class _Task:
@@ -108,6 +112,17 @@ class Window:
             self._counted = True
             self.backwards += 1
             self._on_begin()
+
+    @contextlib.contextmanager
+    def spanning(self) -> Iterator[None]:
+        """Inside it, all graph tasks are parts of one backward."""
+        self.bury_dead()
+        self._on_open()
+        self.refuse_if_spoiled()
+        whole = _Task(lambda: self._close(_WHOLE))
+        self._open[_WHOLE] = weakref.ref(whole)
+        yield
+        whole()
 
     def _close(self, task: int) -> None:
         if self._open.pop(task, None) is None:

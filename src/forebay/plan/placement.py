@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Accumulation",
+    "AccumulationOrder",
     "FileBuffers",
     "MasterLayout",
     "Placement",
@@ -77,6 +78,16 @@ class Accumulation(Enum):
     """fp32 sum on the device, which leaves during the last backward: 4 bytes down."""
     HOST_SUM = "host_sum"
     """Every addend leaves in its own dtype and is added in fp32 on the host: 2k bytes down."""
+
+
+class AccumulationOrder(Enum):
+    """In which order a window's micro-batches pass the model."""
+
+    MICROBATCH = "microbatch"
+    """Each passes all of it before the next one."""
+    LAYER = "layer"
+    """All pass a block before the next block: for the window that is one backward, in which each
+    parameter has an addend of every micro-batch."""
 
 
 class MasterLayout(Enum):

@@ -1,0 +1,316 @@
+"""All micro-batches of a window through one block at a time, with the bits of one after the other.
+
+Segments are numbered from the model's begin: 0 up to the first block's call, `i` from the `i`-th call
+to the next one, the last one to the loss. For the window it is one backward in which every parameter
+fires once for each micro-batch. See docs/decisions/0010.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._pytree import tree_map
+
+from forebay.engine.doors import Door
+from forebay.engine.held_addends import HeldAddends
+from forebay.engine.reads import next_number
+from forebay.engine.turns import Turns
+from forebay.errors import UnsupportedError
+from forebay.model.external import external_parameters
+from forebay.model.stack import find_stack
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from torch import nn
+
+    from forebay.engine.engine import Engine
+
+__all__ = ["LayerOrder"]
+
+_INSTEAD = 'set forebay.accumulation_order: "microbatch"'
+
+
+class LayerOrder:
+    """Runs windows in layer order.
+
+    Args:
+        engine: Whose model and window.
+
+    Raises:
+        UnsupportedError: The model has no stack of blocks.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._blocks = find_stack(engine.module)
+        if not self._blocks:
+            raise UnsupportedError(
+                'accumulation_order "layer" needs a stack of blocks: an nn.ModuleList or '
+                "nn.Sequential of at least two modules with parameters",
+                hint=_INSTEAD,
+            )
+        self._extra: dict[int, set[int]] | None = None
+
+    def backward(self, losses: Sequence[Callable[[], torch.Tensor]]) -> list[torch.Tensor]:
+        """Forward and backward of a window; `step()` may follow.
+
+        Args:
+            losses: For each micro-batch, what computes its share of the loss, a scalar.
+
+        Returns:
+            The shares, without their graphs.
+
+        Raises:
+            UnsupportedError: The model's forward cannot be cut between its blocks.
+            GradientError: A backward of this window raised.
+        """
+        run = _Run(self._engine, self._blocks, count=len(losses))
+        window = self._engine.collector.window
+        try:
+            with (
+                self._engine.hooks.by_turns(),
+                self._engine.streaming.residency.by_turns(),
+                _called(self._blocks, run.arrive),
+            ):
+                shares = run.turns.run(losses, done=lambda m, loss: self._finish(run, m, loss))
+            run.check_ends()
+            for segment in range(run.last - 1, -1, -1):
+                for number in range(len(losses)):
+                    run.backward(segment, number)
+                run.held.release(segment)
+            run.close()
+        except BaseException as error:
+            window.abandon_open(f"a window in layer order raised {type(error).__name__}")
+            raise
+        finally:
+            self._engine.collector.held = None
+        return [share.detach() for share in shares]
+
+    def _finish(self, run: _Run, number: int, loss: torch.Tensor) -> None:
+        """A forward has ended: its last segment goes back at once, so that logits are one's own."""
+        if number == 0:
+            if self._extra is None:
+                self._extra = run.leaves_by_segment(loss)
+            run.open(_lowest(self._engine, run.called, extra=self._extra))
+        run.finish(number, loss)
+        if number == run.count - 1:
+            run.held.release(run.last)
+
+
+class _Run:
+    """One window."""
+
+    def __init__(self, engine: Engine, blocks: Sequence[nn.Module], *, count: int) -> None:
+        self._engine = engine
+        self._blocks = blocks
+        self.count = count
+        self.turns: Turns[torch.Tensor] = Turns(engine.accelerator)
+        self.called: list[nn.Module] = []
+        self._doors: list[list[list[Door]]] = [[] for _ in range(count)]
+        # Where each segment of the first micro-batch begins, in autograd's numbers.
+        self._begins = [0]
+        self._anchor = torch.empty(0, requires_grad=True)
+        self._span: contextlib.ExitStack = contextlib.ExitStack()
+        self.held = HeldAddends({}, deliver=engine.collector.deliver)
+
+    @property
+    def last(self) -> int:
+        """The number of the last segment."""
+        return len(self.called)
+
+    def arrive(self, block: nn.Module, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """A forward calls a block."""
+        number = None if torch._C._current_graph_task_id() >= 0 else self.turns.number
+        if number is None:
+            return call(*args, **kwargs)
+        if not torch.is_grad_enabled():
+            _refuse_reentrant()
+            return call(*args, **kwargs)
+        doors = self._doors[number]
+        self._check_same(block, number=number, place=len(doors))
+        self.turns.pause()
+        made: dict[int, tuple[Door, torch.Tensor]] = {}
+
+        def _leave(value: Any) -> Any:
+            if isinstance(value, torch.Tensor) and value.grad_fn is not None:
+                made.setdefault(id(value), (Door(value), value))
+            return value
+
+        tree_map(_leave, (args, kwargs))
+        if number == 0:
+            self._begins.append(next_number())
+        entered = {
+            key: door.enter(value, anchor=self._anchor) for key, (door, value) in made.items()
+        }
+        doors.append([door for door, _ in made.values()])
+        made.clear()
+        args, kwargs = tree_map(lambda value: entered.get(id(value), value), (args, kwargs))
+        entered.clear()
+        return call(*args, **kwargs)
+
+    def _check_same(self, block: nn.Module, *, number: int, place: int) -> None:
+        if number == 0:
+            self.called.append(block)
+        elif place >= len(self.called) or self.called[place] is not block:
+            raise UnsupportedError(
+                f"micro-batch {number} calls other blocks than the first one (call {place}), and "
+                "in layer order all of them pass the same",
+                hint=_INSTEAD,
+            )
+
+    def check_ends(self) -> None:
+        """Refuse micro-batches that called fewer blocks."""
+        for number, doors in enumerate(self._doors):
+            if len(doors) != len(self.called):
+                raise UnsupportedError(
+                    f"micro-batch {number} calls {len(doors)} blocks and the first one "
+                    f"{len(self.called)}; in layer order all of them pass the same",
+                    hint=_INSTEAD,
+                )
+
+    def leaves_by_segment(self, loss: torch.Tensor) -> dict[int, set[int]]:
+        """For each leaf's id, the segments of the first micro-batch whose graph reaches it.
+
+        Raises:
+            UnsupportedError: A segment's graph reaches into an earlier one.
+        """
+        found: dict[int, set[int]] = {}
+        ends = [[door.node for door in doors] for doors in self._doors[0]]
+        for segment, nodes in enumerate([*ends, [loss.grad_fn]]):
+            for leaf in self._leaves(nodes, begin=self._begins[segment]):
+                found.setdefault(leaf, set()).add(segment)
+        found.pop(id(self._anchor), None)
+        return found
+
+    def _leaves(self, nodes: Sequence[Any], *, begin: int) -> set[int]:
+        pending = [node for node in nodes if node is not None]
+        seen, leaves = set(pending), set()
+        while pending:
+            node = pending.pop()
+            leaf = getattr(node, "variable", None)
+            if leaf is not None:
+                leaves.add(id(leaf))
+                continue
+            if node._sequence_nr() < begin:
+                raise UnsupportedError(
+                    "a tensor with a gradient passes over a block (as encoder states that every "
+                    "block reads, router losses and long skips do)",
+                    hint=_INSTEAD,
+                )
+            for source, _ in node.next_functions:
+                if source is not None and source not in seen:
+                    seen.add(source)
+                    pending.append(source)
+        return leaves
+
+    def open(self, lowest: dict[int, int]) -> None:
+        """The window's backward begins."""
+        self.held = HeldAddends(lowest, deliver=self._engine.collector.deliver)
+        self._engine.collector.held = self.held
+        self._engine.hooks.end_pass()
+        self._span.enter_context(self._engine.collector.window.spanning())
+
+    def close(self) -> None:
+        """The window's backward has ended."""
+        self._span.close()
+
+    def finish(self, number: int, loss: torch.Tensor) -> None:
+        """Backward of the last segment of one micro-batch."""
+        self._back([loss], segment=self.last, number=number)
+
+    def backward(self, segment: int, number: int) -> None:
+        """Backward of one segment of one micro-batch, after the one behind it."""
+        doors, self._doors[number][segment] = self._doors[number][segment], []
+        roots = [root for door in doors if (root := door.root()) is not None]
+        if roots:
+            self._back(roots, segment=segment, number=number)
+
+    def _back(self, roots: Sequence[torch.Tensor], *, segment: int, number: int) -> None:
+        self.held.segment, self.held.micro_batch = segment, number
+        handle = roots[0].register_hook(self._note_task)
+        try:
+            torch.autograd.backward(roots)
+        finally:
+            handle.remove()
+
+    def _note_task(self, _grad: torch.Tensor) -> None:
+        self.held.task = torch._C._current_graph_task_id()
+
+
+def _lowest(
+    engine: Engine, called: Sequence[nn.Module], *, extra: dict[int, set[int]]
+) -> dict[int, int]:
+    """For each parameter that several segments use, by index, the first of these segments.
+
+    Args:
+        engine: Whose parameters.
+        called: The blocks as the forward calls them.
+        extra: What the graph shows beside what modules own.
+    """
+    segments: dict[int, set[int]] = {}
+    for place, block in enumerate(called):
+        for module in block.modules():
+            segments.setdefault(id(module), set()).add(place + 1)
+    uses: dict[int, set[object]] = {}
+    for module in engine.module.modules():
+        where = segments.get(id(module), {("outside", id(module))})
+        for param in (*module._parameters.values(), *external_parameters(module)):
+            if param is not None:
+                uses.setdefault(id(param), set()).update(where)
+    found = {}
+    for record in engine.collector.records:
+        used = uses.get(id(record.param), set())
+        seen = extra.get(id(record.param), set())
+        numbers = {one for one in used if isinstance(one, int)}
+        if len(used) > 1 or len(seen | numbers) > 1:
+            inside = len(numbers) == len(used)
+            found[record.index] = min(numbers | seen) if inside else 0
+    return found
+
+
+@contextlib.contextmanager
+def _called(blocks: Sequence[nn.Module], arrive: Callable[..., Any]) -> Iterator[None]:
+    """Inside it, calls of the blocks go through `arrive`; hooks, names and identity stay."""
+    before = [(block, type(block)) for block in blocks]
+    for block, kind in before:
+        block.__class__ = _stopping(kind, arrive)
+    try:
+        yield
+    finally:
+        for block, kind in before:
+            block.__class__ = kind
+
+
+class _Stopping:
+    """Comes first among the bases of a block's class during a window."""
+
+    arrive: Callable[..., Any]
+
+    def __init_subclass__(cls) -> None:
+        """Say nothing to the block's own class, which may change or register what derives from it."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        call = super().__call__  # type: ignore[misc]
+        return type(self).arrive(self, call, args, kwargs)
+
+
+def _stopping(kind: type[nn.Module], arrive: Callable[..., Any]) -> type[nn.Module]:
+    inside = {"arrive": staticmethod(arrive), "__module__": kind.__module__}
+    return type(kind.__name__, (_Stopping, kind), inside)
+
+
+def _refuse_reentrant() -> None:
+    """Refuse a block that is called inside a reentrant checkpoint, where the graph has no seam."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        if frame.f_code.co_filename.endswith("torch/utils/checkpoint.py"):
+            raise UnsupportedError(
+                "a block is called inside a reentrant checkpoint, where its graph cannot be cut",
+                hint="checkpoint with use_reentrant=False, or inside the block's forward, or "
+                + _INSTEAD,
+            )
+        frame = frame.f_back
