@@ -98,3 +98,24 @@ def test_weights_on_the_host_give_the_same_model(config, tmp_path: Path, capsys)
     assert evaluated == others
     assert weights.keys() == twins.keys()
     assert all(bool((weights[key] == twins[key]).all()) for key in weights)
+
+
+def test_layer_order_gives_the_same_model(tmp_path: Path, capsys) -> None:
+    model, text = model_folder(tmp_path / "model"), text_file(tmp_path)
+    ended = []
+    for order in ("microbatch", "layer"):
+        path, run = tmp_path / f"{order}.json", tmp_path / order
+        path.write_text(json.dumps({**BY_PARAMETER, "forebay": {"accumulation_order": order}}))
+        ran = forebay(
+            capsys, "train", "--model", model, "--data", text, "--config", path, "--output", run,
+            "--steps", 4, "--sequence-length", 32, "--lr", "1e-2", "--batch-size", 2,
+            "--accumulation", 3, "--eval-fraction", "0.1", "--json",
+        )  # fmt: skip
+        assert ran.code == 0, ran.err
+        ended.append((losses(run), json.loads(ran.out)["eval_losses"], saved(run)))
+        resolved = json.loads((run / "resolved_config.json").read_text())
+        assert resolved["forebay"]["accumulation_order"] == order
+    (seen, evaluated, weights), (expected, others, twins) = ended
+    assert seen == expected
+    assert evaluated == others
+    assert all(bool((weights[key] == twins[key]).all()) for key in twins)

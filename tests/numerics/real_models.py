@@ -239,7 +239,7 @@ def _loop(
         norms.append(optimizer.last_grad_norm)
         if between is not None:
             between(model, optimizer, step)
-    return _trained(model, optimizer, losses, norms)
+    return finished(model, optimizer, losses, norms)
 
 
 def by_initialize(
@@ -279,10 +279,11 @@ def by_initialize(
         norms.append(engine.get_global_grad_norm())
         if between is not None:
             between(engine.module, optimizer, step)
-    return _trained(model, optimizer, losses, norms)
+    return finished(model, optimizer, losses, norms)
 
 
-def _trained(model: nn.Module, optimizer: Any, losses: list[float], norms: list[float]) -> Trained:
+def finished(model: nn.Module, optimizer: Any, losses: list[float], norms: list[float]) -> Trained:
+    """What a run ends with; closes the optimizer."""
     records = optimizer.engine.collector.records
     state = model.state_dict()  # passes the barrier
     result = Trained(

@@ -50,10 +50,12 @@ class PlainEngine:
         loss.backward()
         return loss
 
+    def backward_window(self, batches: Any, *, loss: Any, scale_wrt_gas: bool) -> None:
+        assert len(batches) == self.accumulation
+        for batch in batches:
+            self.backward(loss(batch), scale_wrt_gas=scale_wrt_gas)
+
     def step(self) -> None:
-        self.micro_steps += 1
-        if self.micro_steps % self.accumulation:
-            return
         flat = [param.grad.flatten() for param in self.module.parameters()]
         self.gradients.append(torch.cat(flat))
         self.optimizer.step()

@@ -37,7 +37,7 @@ from forebay.engine.optimizer import OffloadedOptimizer
 from forebay.engine.options import ActivationPlace, EngineOptions, OverflowCheck, Timing
 from forebay.model.inspect import refuse_wrapped
 from forebay.optim.loss_scale import DynamicLossScale, LossScaleConfig, StaticLossScale
-from forebay.plan.placement import UpdatePlace, WeightPlace
+from forebay.plan.placement import AccumulationOrder, UpdatePlace, WeightPlace
 from forebay.plan.share import places_for_share, places_for_units
 
 if TYPE_CHECKING:
@@ -242,6 +242,7 @@ def engine_options(
         threads=None if profile is None or cores is not None else enough_threads(profile),
         clip_norm=config.clip_norm,
         backwards=config.batch.accumulation_steps,
+        order=AccumulationOrder(config.batch.order),
         unit_elements=config.zero.unit_elements,
         timing=Timing.SYNCHRONOUS if config.synchronous else Timing.DEFERRED,
         overflow=OverflowCheck.SKIP if config.precision.check_grad_overflow else OverflowCheck.OFF,

@@ -9,6 +9,7 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from forebay.errors import ConfigError, GradientError
+from forebay.plan.placement import AccumulationOrder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,6 +29,7 @@ class MicroBatches:
         micro_batch_size: Samples per forward of one process.
         per_update: Micro-batches per update; losses are divided by it.
         world_size: Processes that train together.
+        order: In which order micro-batches pass the model.
         done: Micro-steps in the present window.
         boundary: What the caller decided; None counts.
     """
@@ -36,6 +38,7 @@ class MicroBatches:
         self.micro_batch_size = spec.micro_batch_size
         self.per_update = spec.accumulation_steps
         self.world_size = spec.world_size
+        self.order = AccumulationOrder(spec.order)
         self.done = 0
         self.boundary: bool | None = None
 
@@ -94,6 +97,16 @@ class MicroBatches:
         size = _positive("micro_batch_size", value)
         self.refuse_open("the micro-batch size")
         self.micro_batch_size = size
+
+    def refuse_alone(self) -> None:
+        """Raise ConfigError where a micro-batch cannot pass the model by itself."""
+        if self.order is AccumulationOrder.LAYER and self.per_update > 1:
+            raise ConfigError(
+                'forebay.accumulation_order is "layer": all of the window\'s '
+                f"{self.per_update} micro-batches pass a block together, and one was given",
+                hint="call engine.train_batch(iterator), or engine.backward_window(batches) and "
+                'engine.step(); or set forebay.accumulation_order: "microbatch"',
+            )
 
     def refuse_open(self, what: str) -> None:
         """Raise GradientError when a window is open."""

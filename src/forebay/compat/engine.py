@@ -14,6 +14,7 @@ from forebay.compat.not_yet import NOT_YET, refusal
 from forebay.compat.progress import Progress
 from forebay.compat.states import StateOffload
 from forebay.compat.steps import MicroSteps
+from forebay.compat.windows import Windows
 from forebay.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -36,7 +37,8 @@ class TrainingEngine:
 
     Calls per micro-batch: the engine itself, `backward`, `step`; the last `step` of a window
     updates, moves the schedule on and clears the gradients. A backward that raised (out of memory,
-    say) is followed by `zero_grad`, which begins the window again.
+    say) is followed by `zero_grad`, which begins the window again. `train_batch` takes a window's
+    micro-batches at once; in layer order nothing else does.
 
     Args:
         core: The engine that does the work.
@@ -81,6 +83,8 @@ class TrainingEngine:
             scheduler=scheduler,
             progress=self._progress,
         )
+        windows = Windows(core, steps=self._steps, batches=self.batches)
+        self.backward_window, self.train_batch = windows.backward_window, windows.train_batch
         saved = Checkpoints(core, optimizer=optimizer, steps=self._steps, config=config)
         self.checkpoints = saved
         self.save_checkpoint, self.load_checkpoint = saved.save_checkpoint, saved.load_checkpoint

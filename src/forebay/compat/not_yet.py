@@ -19,7 +19,6 @@ NOT_YET: Final = {
     "eval_batch": _MICRO_STEPS,
     "get_wall_clock_timers": "measure with torch.profiler",
     "register_compile_pass": _COMPILE,
-    "train_batch": _MICRO_STEPS,
 }
 
 

@@ -6,6 +6,7 @@ It decides when an update is due and what it is divided by; the update itself is
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +15,8 @@ from forebay.compat.progress import Update
 from forebay.errors import GradientError, UnsupportedError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from torch.optim.lr_scheduler import LRScheduler
 
     from forebay.compat.batches import MicroBatches
@@ -73,7 +76,8 @@ class MicroSteps:
         Raises:
             GradientError: An earlier backward of this window raised.
         """
-        scaled = self._share(loss, divide=divide)
+        self._batches.refuse_alone()
+        scaled = self._share(loss, divide=divide, last=self._batches.is_boundary)
         try:
             scaled.backward(retain_graph=retain_graph)
         except BaseException as error:
@@ -82,20 +86,52 @@ class MicroSteps:
             raise
         self._has_backward = True
 
+    def backward_together(
+        self,
+        losses: Sequence[Callable[[], torch.Tensor]],
+        run: Callable[[Sequence[Callable[[], torch.Tensor]]], object],
+        *,
+        divide: bool,
+    ) -> list[torch.Tensor]:
+        """Backward of a window's micro-batches at once.
+
+        Args:
+            losses: What computes each one's loss.
+            run: Runs forward and backward of what computes their shares.
+            divide: Whether to divide by the accumulation steps.
+
+        Returns:
+            The losses, without their graphs.
+        """
+        found: list[torch.Tensor] = [torch.empty(0)] * len(losses)
+
+        def _share(number: int) -> torch.Tensor:
+            loss = losses[number]()
+            scaled = self._share(loss, divide=divide, last=True)
+            found[number] = loss.detach()
+            return scaled
+
+        run([partial(_share, number) for number in range(len(losses))])
+        for _ in losses[1:]:
+            self._end_micro_step()
+        self._has_backward = True
+        return found
+
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
         """What to call backward on by hand."""
-        scaled = self._share(loss, divide=True)
+        self._batches.refuse_alone()
+        scaled = self._share(loss, divide=True, last=self._batches.is_boundary)
         self._scaled_at = self._core.collector.window.backwards
         return scaled
 
-    def _share(self, loss: torch.Tensor, *, divide: bool) -> torch.Tensor:
+    def _share(self, loss: torch.Tensor, *, divide: bool, last: bool) -> torch.Tensor:
         if not isinstance(loss, torch.Tensor):
             raise UnsupportedError(
                 f"the loss is of type {type(loss).__name__}, not a tensor",
                 hint="pass what the model computed, before .item()",
             )
         self._core.collector.refuse_if_spoiled()
-        self._core.collector.window.boundary = self._batches.is_boundary
+        self._core.collector.window.boundary = last
         steps = self._batches.per_update
         share = loss / steps if divide and steps > 1 else loss
         self._progress.add_loss(share)

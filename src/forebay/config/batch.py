@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from forebay.config.problems import shown
@@ -16,6 +17,7 @@ __all__ = ["resolve_batch", "solve_batch"]
 _TRAIN: Final = "train_batch_size"
 _MICRO: Final = "train_micro_batch_size_per_gpu"
 _STEPS: Final = "gradient_accumulation_steps"
+_ORDER: Final = "forebay.accumulation_order"
 
 
 def solve_batch(
@@ -104,7 +106,15 @@ def resolve_batch(lookup: Lookup) -> BatchSpec:
         (_STEPS, batch.accumulation_steps),
     ):
         lookup.record(path, value, sources.get(path, Source.DERIVED))
-    return batch
+    order = lookup.take(_ORDER)
+    if order == "layer" and facts.world_size > 1:
+        raise ConfigError(
+            f'config key {_ORDER} = "layer" is not supported with {facts.world_size} processes',
+            hint=f'{_ORDER}: "microbatch"',
+        )
+    if order == "layer" and batch.accumulation_steps == 1:
+        lookup.annotate(_ORDER, "one micro-batch per update: both orders are the same")
+    return replace(batch, order=order)
 
 
 def _divide(train: int, by: int, *, given: tuple[int | None, int | None, int | None, int]) -> int:

@@ -86,9 +86,8 @@ def resolve(
     zenflow = resolve_zenflow(lookup, batch_size=batch.train_batch_size)
     if zenflow is None:
         lookup.take("forebay.update")
-    for name in ("state_format", "accumulation_order"):
-        # One value each passes so far; the row says which.
-        lookup.take(f"forebay.{name}")
+    # One value passes so far; the row says which.
+    lookup.take("forebay.state_format")
     config = ResolvedConfig(
         batch=batch,
         precision=precision,

@@ -80,6 +80,7 @@ class BatchSpec:
     micro_batch_size: int = 1
     accumulation_steps: int = 1
     world_size: int = 1
+    order: Literal["microbatch", "layer"] = "microbatch"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -326,7 +327,7 @@ class ResolvedConfig:
             "nvme_budget": self.budgets.nvme_bytes,
             "update": "exact",
             "state_format": "fp32",
-            "accumulation_order": "microbatch",
+            "accumulation_order": self.batch.order,
             "reduction": self.exchange.reduction,
             "synchronous": self.synchronous,
             "rank_timeout": self.rank_timeout,

@@ -1,8 +1,8 @@
 """Addends of weights that several segments of a backward use: held until they are whole.
 
-In the usual order autograd adds up what the uses of a weight in one micro-batch give, in the weight's
-dtype and in the order in which backward comes by, and that is one addend. Where backward runs
-segment by segment, each segment brings its own part; here they become the same addend. What a
+In the usual order autograd adds up what the uses of a weight in one micro-batch give, in the
+weight's dtype and in the order in which backward comes by, and that is one addend. Where backward
+runs segment by segment, each segment brings its own part; here they become the same addend. What a
 reentrant checkpoint brings is an addend of its own in either order.
 """
 

@@ -1,17 +1,19 @@
 """All micro-batches of a window through one block at a time, with the bits of one after the other.
 
-Segments are numbered from the model's begin: 0 up to the first block's call, `i` from the `i`-th call
-to the next one, the last one to the loss. For the window it is one backward in which every parameter
-fires once for each micro-batch. See docs/decisions/0010.
+Segments are numbered from the model's begin: 0 up to the first block's call, `i` from the `i`-th
+call to the next one, the last one to the loss. For the window it is one backward in which every
+parameter fires once for each micro-batch. See docs/decisions/0010.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 from torch.utils._pytree import tree_map
 
 from forebay.engine.doors import Door
@@ -24,12 +26,13 @@ from forebay.model.stack import find_stack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-
-    from torch import nn
+    from types import FrameType
 
     from forebay.engine.engine import Engine
 
 __all__ = ["LayerOrder"]
+
+_log = logging.getLogger("forebay")
 
 _INSTEAD = 'set forebay.accumulation_order: "microbatch"'
 
@@ -54,6 +57,7 @@ class LayerOrder:
                 hint=_INSTEAD,
             )
         self._extra: dict[int, set[int]] | None = None
+        _say_what_differs(engine.module)
 
     def backward(self, losses: Sequence[Callable[[], torch.Tensor]]) -> list[torch.Tensor]:
         """Forward and backward of a window; `step()` may follow.
@@ -99,6 +103,21 @@ class LayerOrder:
         run.finish(number, loss)
         if number == run.count - 1:
             run.held.release(run.last)
+
+
+def _say_what_differs(root: nn.Module) -> None:
+    drops = [
+        name
+        for name, module in root.named_modules()
+        if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0
+    ]
+    if drops:
+        _log.warning(
+            "accumulation_order layer: micro-batches draw by turns, so dropout (%s%s) drops others "
+            "than in microbatch order",
+            drops[0],
+            ", ..." if len(drops) > 1 else "",
+        )
 
 
 class _Run:
@@ -291,7 +310,7 @@ class _Stopping:
     arrive: Callable[..., Any]
 
     def __init_subclass__(cls) -> None:
-        """Say nothing to the block's own class, which may change or register what derives from it."""
+        """Say nothing to the block's own class, which may register or change what derives of it."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         call = super().__call__  # type: ignore[misc]
@@ -305,7 +324,7 @@ def _stopping(kind: type[nn.Module], arrive: Callable[..., Any]) -> type[nn.Modu
 
 def _refuse_reentrant() -> None:
     """Refuse a block that is called inside a reentrant checkpoint, where the graph has no seam."""
-    frame = sys._getframe(2)
+    frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         if frame.f_code.co_filename.endswith("torch/utils/checkpoint.py"):
             raise UnsupportedError(

@@ -112,7 +112,7 @@ class Turns(Generic[_T]):
             if not job.is_stopped:
                 with state():
                     job.result = job.run()
-        except BaseException as error:  # noqa: BLE001 - it is raised where the caller waits
+        except BaseException as error:
             job.error = error
         job.is_done = True
         job.paused.release()

@@ -21,9 +21,9 @@ from forebay.train.forward import forward
 from forebay.train.records import EvalRecord, StepRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from forebay.data.batches import Batches, Window
+    from forebay.data.batches import Batches, MicroBatch, Window
     from forebay.train.signals import StopSignals
 
 __all__ = ["Engine", "Loop", "Reporter", "Silent"]
@@ -35,19 +35,26 @@ _DIVERGED: Final = "lower --lr, lengthen --warmup-steps, or train in bfloat16 or
 class Engine(Protocol):
     """What the loop asks of `forebay.initialize`'s engine.
 
-    Calls per micro-batch: `__call__`, `backward`, `step` (which updates at the end of a window).
-    Between windows `get_lr` before and `get_global_grad_norm`, `was_step_applied` after the
-    update; `eval` and `train` around an evaluation; `zero_grad` drops a window.
+    Calls per window: `backward_window`, which calls `__call__` through the loss of each
+    micro-batch, then `step`, which updates. Between windows `get_lr` before and
+    `get_global_grad_norm`, `was_step_applied` after the update; `eval` and `train` around an
+    evaluation; `zero_grad` drops a window.
     """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model."""
 
-    def backward(self, loss: torch.Tensor, *, scale_wrt_gas: bool) -> torch.Tensor:
-        """Backward of one micro-batch."""
+    def backward_window(
+        self,
+        batches: Sequence[MicroBatch],
+        *,
+        loss: Callable[[MicroBatch], torch.Tensor],
+        scale_wrt_gas: bool,
+    ) -> object:
+        """Forward and backward of a window's micro-batches, in the order that is configured."""
 
     def step(self) -> None:
-        """End a micro-batch; at the window's end, update."""
+        """Update."""
 
     def zero_grad(self) -> None:
         """Discard the window's gradients."""
@@ -223,24 +230,25 @@ class Loop:
             )
 
     def _train(self, window: Window) -> float:
-        """Forward and backward of each micro-batch, then the update; returns the window's loss."""
+        """Forward and backward of all micro-batches, then the update; returns the window's loss."""
         total = torch.zeros((), device=self.device)
-        loss_value = math.nan
-        for number, batch in enumerate(window.micro_batches, start=1):
+        # The engine averages over ranks; the window's tokens are those of all of them.
+        share = window.label_tokens / self.engine.world_size
+
+        def _loss(batch: MicroBatch) -> torch.Tensor:
             result = forward(
                 self.engine, batch, device=self.device, router_weight=self.router_weight
             )
-            # The engine averages over ranks; the window's tokens are those of all of them.
-            share = window.label_tokens / self.engine.world_size
             loss = result.loss_sum / share
-            total += loss.detach()
+            total.add_(loss.detach())
             if result.router_loss is not None:
                 loss = loss + result.router_loss * (batch.label_tokens / share)
-            self.engine.backward(loss, scale_wrt_gas=False)
-            if number == len(window.micro_batches):
-                loss_value = self.engine.mean_over_ranks(float(total))
-                self._refuse_nan(loss_value)
-            self.engine.step()
+            return loss
+
+        self.engine.backward_window(window.micro_batches, loss=_loss, scale_wrt_gas=False)
+        loss_value = self.engine.mean_over_ranks(float(total))
+        self._refuse_nan(loss_value)
+        self.engine.step()
         return loss_value
 
     def _refuse_nan(self, loss: float) -> None:

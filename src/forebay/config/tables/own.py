@@ -52,10 +52,9 @@ KEYS: Final[tuple[Key, ...]] = (
     honoured(
         "forebay.accumulation_order",
         choice("microbatch", "layer"),
-        "microbatch: each goes through the whole model; layer: all go through one block at a time.",
+        "microbatch: each goes through the whole model; layer: all go through one block at a "
+        "time, with the same bits (engine.train_batch).",
         default="microbatch",
-        accepts=("microbatch",),
-        reason=NOT_YET,
     ),
     honoured(
         "forebay.reduction",
