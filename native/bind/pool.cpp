@@ -9,6 +9,9 @@ namespace {
 using SegmentTuple = std::tuple<std::size_t, std::size_t>;
 using SpanTuple = std::tuple<Address, std::size_t>;
 using FoldTuple = std::tuple<Address, Address, std::size_t>;
+// (master, low, exp_avg, exp_avg_sq) that an update reads instead of what it writes; zeros: in
+// place.
+using StateTuple = std::tuple<Address, Address, Address, Address>;
 
 MasterLayout parse_layout(const std::string& name) {
     if (name == "whole") {
@@ -46,15 +49,17 @@ TicketHandle update(const PoolHandle& self, const PartState& part, std::vector<H
                     std::vector<int> hyper_of_segment, double scale, std::size_t piece_elements,
                     std::optional<std::vector<Address>> grads,
                     const std::vector<TicketHandle>& after, Address sums,
-                    std::vector<std::string> names) {
+                    std::vector<std::string> names, const StateTuple& source) {
     const WithoutGil released;
+    const auto& [master, low, exp_avg, exp_avg_sq] = source;
     UpdateRequest request{std::move(hypers),
                           std::move(hyper_of_segment),
                           static_cast<float>(scale),
                           piece_elements,
                           std::move(grads).value_or(std::vector<Address>{}),
                           sums,
-                          std::move(names)};
+                          std::move(names),
+                          {master, low, exp_avg, exp_avg_sq}};
     return {self.it->update(part, std::move(request), tickets_of(after))};
 }
 
@@ -133,7 +138,7 @@ void bind_pool(nb::module_& module) {
                      [](const PoolHandle& self) { return std::string(self.it->table().level); })
         .def("update", &update, "part"_a, "hypers"_a, "hyper_of_segment"_a, "scale"_a,
              "piece_elements"_a, "grads"_a = nb::none(), "after"_a = std::vector<TicketHandle>{},
-             "sums"_a = 0, "names"_a = std::vector<std::string>{})
+             "sums"_a = 0, "names"_a = std::vector<std::string>{}, "source"_a = StateTuple{})
         .def("fold", &fold, "spans"_a, "src_dtype"_a, "first"_a,
              "after"_a = std::vector<TicketHandle>{}, "scale"_a = 1.0)
         .def("square_sums", &square_sums, "spans"_a, "dtype"_a,

@@ -165,8 +165,12 @@ class Pool:
         after: Sequence[Ticket] = ...,
         sums: int = 0,
         names: Sequence[str] = ...,
+        source: tuple[int, int, int, int] = ...,
     ) -> Ticket:
         """One Adam step over the present segments (hyper -1: absent); pieces of the part.
+
+        `source` has the addresses of master, low (0 if whole), exp_avg and exp_avg_sq that are read
+        instead of the part's own, which are written alone; zeros update in place.
 
         `sums` is the address of three uint32 for every `SUM_ELEMENTS` elements, the CRC-32C of what
         master (high, low), exp_avg and exp_avg_sq hold there. A block that differs fails the update

@@ -60,6 +60,14 @@ struct PartState {
     std::size_t elements = 0;
 };
 
+// Where the state of a part is read from when the update writes another one; all 0: in place.
+struct StateSource {
+    Address master = 0;
+    Address low = 0;
+    Address exp_avg = 0;
+    Address exp_avg_sq = 0;
+};
+
 // accumulator (fp32) takes or adds `elements` of source.
 struct FoldSpan {
     Address accumulator = 0;

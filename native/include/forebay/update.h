@@ -31,6 +31,8 @@ struct UpdateRequest {
     // update, and the sums of its new bytes take the old ones' place.
     Address sums = 0;
     std::vector<std::string> names;  // of the segments, for that failure's text; may be empty
+    // The part's state is written, not read: present segments come from here, in the same layout.
+    StateSource source;
 };
 
 // Consecutive elements of one segment inside one piece.
@@ -67,6 +69,8 @@ private:
     void cut_into_runs();
     void cut_into_chunks();
     void run_one(const KernelTable& table, const UpdateRun& run) const;
+    void run_from(const KernelTable& table, const UpdateRun& run) const;
+    void fill(const UpdateRun& run) const;
     void run_whole(const KernelTable& table, const UpdateRun& run) const;
     void run_split(const KernelTable& table, const UpdateRun& run) const;
     const std::byte* gradient_of(const UpdateRun& run) const noexcept;

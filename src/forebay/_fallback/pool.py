@@ -29,6 +29,8 @@ __all__ = ["Hyper", "PartState", "Pool"]
 _TREE_BLOCK = 4096
 # Elements worked on at a time: bounds temporaries to a few MB.
 _RUN_ELEMENTS = 1 << 18
+# The state is updated where it is.
+_IN_PLACE = (0, 0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +113,12 @@ class Pool:
         after: Sequence[Ticket] = (),
         sums: int = 0,
         names: Sequence[str] = (),
+        source: tuple[int, int, int, int] = _IN_PLACE,
     ) -> Ticket:
         """One Adam step over the present segments."""
         self._check_open()
         _check(part, hypers, hyper_of_segment, piece_elements, grads)
+        _check_source(part, source, sums=sums)
         checks = StateSums(part, address=sums, names=names, piece_elements=piece_elements)
         blocks = checks.blocks([i for i, hyper in enumerate(hyper_of_segment) if hyper >= 0])
         runs = list(_runs(part, hyper_of_segment, piece_elements))
@@ -127,6 +131,7 @@ class Pool:
                 base = part.grad + run.begin * part.grad_item
                 if grads:
                     base = grads[run.segment] + offset * part.grad_item
+                _fill(part, run, source)
                 _update_run(part, run, hypers[hyper_of_segment[run.segment]], factor, base)
             checks.seal(blocks)
 
@@ -240,6 +245,36 @@ def _check(
         if hyper >= 0 and part.segments[index][1]:
             address = grads[index] if grads else part.grad
             memory.check_address("grad", address=address, item=part.grad_item)
+
+
+def _check_source(part: PartState, source: tuple[int, int, int, int], *, sums: int) -> None:
+    if source == _IN_PLACE or not part.elements:
+        return
+    split = part.master_layout == "split"
+    items = (2 if split else 4, 2, 4, 4)
+    names = ("master", "low", "exp_avg", "exp_avg_sq")
+    for name, address, item in zip(names, source, items, strict=True):
+        if split or name != "low":
+            memory.check_address(f"source {name}", address=address, item=item)
+    if sums or (part.out and part.out == part.grad):
+        raise ValueError(
+            "an update from another state neither checks sums nor writes over the gradient"
+        )
+
+
+def _fill(part: PartState, run: _Run, source: tuple[int, int, int, int]) -> None:
+    """Copy the state of a run to where it is updated."""
+    if source == _IN_PLACE:
+        return
+    split = part.master_layout == "split"
+    items = (2 if split else 4, 2 if split else 0, 4, 4)
+    targets = (part.master, part.low, part.exp_avg, part.exp_avg_sq)
+    for target, origin, item in zip(targets, source, items, strict=True):
+        if item:
+            nbytes = item * (run.end - run.begin)
+            here = memory.view(target + item * run.begin, dtype=torch.uint8, elements=nbytes)
+            there = memory.view(origin + item * run.begin, dtype=torch.uint8, elements=nbytes)
+            here.copy_(there)
 
 
 def _check_segments(part: PartState) -> None:

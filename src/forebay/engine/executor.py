@@ -66,6 +66,8 @@ class Executor:
     Attributes:
         traffic: Bytes moved so far over each lane.
         spool: Updates state in files; None where there is none.
+        on_departed: Told when a unit's gradient of the window's last backward is on its way, summed
+            over ranks; None where nobody asks.
     """
 
     def __init__(
@@ -93,6 +95,7 @@ class Executor:
         # Brings a unit's new weights to all ranks, after those of its own slice.
         self.spread: Spread | None = None
         self.spool: Spool | None = None
+        self.on_departed: Callable[[Unit], None] | None = None
         self._order: UpdateOrder | None = None
         self._updates: dict[int, list[Any]] = {}
         self._natives: dict[tuple[PartStorage, int], tuple[tuple[int, ...], Any]] = {}
@@ -123,6 +126,8 @@ class Executor:
                 self._run(op, unit)
         self.gradients.catch_up()
         self.traffic[Lane.UP] += self._streamer.pump()
+        if last and self.on_departed is not None:
+            self.on_departed(unit)
 
     def last_backward_begins(self, program: Program) -> None:
         """State may come up from now on, in the order in which the next forward needs it."""
@@ -188,6 +193,11 @@ class Executor:
             if op.kind in (OpKind.PUBLISH, OpKind.GATHER) and op.unit is not None:
                 self._run(op, self.units[op.unit])
         self._order, self._updates = None, {}
+
+    def adopt(self, unit: Unit, tickets: list[Any]) -> None:
+        """A unit's update was made elsewhere: `update_all` does what follows it."""
+        self._updates[unit.index] = tickets
+        unit.updated = True
 
     def _is_done(self, op: Op) -> bool:
         """Whether an early update did an operation already."""

@@ -89,6 +89,8 @@ class PartStorage:
         self.loads: list[Any] = []
         self.direct_reads: list[DirectRead] = []
         self.squares: list[Any] = []
+        # New weights beside a whole master, where they were not written over the gradient.
+        self.rounded_apart: torch.Tensor | None = None
         self._own: dict[int, torch.Tensor] = {}
         self.on_host = update is not UpdatePlace.DEVICE
         # Updated on the device last time: what `high` mirrors of the weights is older than they.
@@ -135,6 +137,18 @@ class PartStorage:
         if self.home is None:
             self.own_weights = self.weights[self.shard.start : self.shard.end]
         self.high = self.own_weights if self._state.high is None else self._state.high
+
+    def adopt_state(
+        self,
+        high: torch.Tensor,
+        low: torch.Tensor | None,
+        exp_avg: torch.Tensor,
+        exp_avg_sq: torch.Tensor,
+    ) -> None:
+        """The state lies elsewhere on the host from now on."""
+        self._state.high, self._state.low = high, low
+        self._state.exp_avg, self._state.exp_avg_sq = exp_avg, exp_avg_sq
+        self.rebind()
 
     @property
     def device_arenas(self) -> list[DeviceArena]:

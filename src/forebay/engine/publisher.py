@@ -134,6 +134,8 @@ class Publisher:
 def _weights_on_host(part: PartStorage) -> tuple[int, int, int]:
     """(item bytes, bytes between piece starts per element, address) of new weights."""
     item = ITEM_BYTES[part.layout.dtype]
+    if part.rounded_apart is not None:
+        return item, item, part.rounded_apart.data_ptr()
     if part.master is MasterLayout.WHOLE:
         # written over the gradient, compacted within each piece
         return item, ITEM_BYTES[part.gradient_dtype], part.gradient_address

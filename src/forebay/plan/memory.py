@@ -106,7 +106,8 @@ def part_bytes(
         extra = {MasterLayout.WEIGHT: 0, MasterLayout.SPLIT: 2, MasterLayout.WHOLE: 4}[master]
         sizes["device", "hp_params"] = _on_device(extra * n)
         sizes["device", "optim_states"] = 2 * _on_device(4 * n)
-    for key, value in policy_bytes(sizes, placement=placement, update=update).items():
+    more = policy_bytes(part, sizes=sizes, placement=placement, update=update, weights=weights)
+    for key, value in more.items():
         sizes[key] = sizes.get(key, 0) + value
     return {key: value for key, value in sizes.items() if value}
 

@@ -10,7 +10,7 @@ from typing import Final, TypeAlias
 
 from forebay.plan.zenflow import ZenFlow
 
-__all__ = ["EXACT", "Delayed", "DuringBackward", "Exact", "Policy"]
+__all__ = ["EXACT", "Delayed", "DuringBackward", "Exact", "Policy", "Speculative"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,22 @@ class Delayed:
     warm_up_steps: int = 0
 
 
-Policy: TypeAlias = Exact | DuringBackward | Delayed | ZenFlow
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speculative:
+    """Host updates run during backward into a second state, which the step takes or discards.
+
+    The same bits as `Exact`: what is taken was made with the factor, hyperparameters and gradient
+    that the step decides on. Whatever was not is made anew in the step.
+
+    Attributes:
+        most_discarded: Nothing is tried while more than this share of the last steps was clipped or
+            skipped; what is tried in vain costs a pass over the state.
+    """
+
+    most_discarded: float = 0.25
+
+
+Policy: TypeAlias = Exact | DuringBackward | Delayed | Speculative | ZenFlow
 
 # What acts where nobody asks for another.
 EXACT: Final = Exact()

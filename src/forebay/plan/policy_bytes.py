@@ -2,31 +2,58 @@
 
 from __future__ import annotations
 
+import mmap
 from typing import TYPE_CHECKING
 
-from forebay.plan.policies import Delayed
+from forebay.model.layout import ITEM_BYTES
+from forebay.plan.placement import MasterLayout, UpdatePlace, WeightPlace
+from forebay.plan.policies import Delayed, Speculative
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from forebay.plan.placement import Placement, UpdatePlace
+    from forebay.model.layout import PartLayout
+    from forebay.plan.placement import Placement
+    from forebay.plan.policies import Policy
 
-__all__ = ["policy_bytes"]
+__all__ = ["policy_bytes", "speculates"]
 
+_STATE = (("host", "hp_params"), ("host", "optim_states"))
 _LANDING = (("host", "lp_grads"), ("host", "contiguous_grad_buffer"))
 
 
 def policy_bytes(
-    sizes: Mapping[tuple[str, str], int], *, placement: Placement, update: UpdatePlace
+    part: PartLayout,
+    *,
+    sizes: Mapping[tuple[str, str], int],
+    placement: Placement,
+    update: UpdatePlace,
+    weights: WeightPlace,
 ) -> dict[tuple[str, str], int]:
     """Bytes of one part that come to `sizes`, its own.
 
     Args:
-        sizes: The part's bytes without a policy, in whole pages.
+        part: The part.
+        sizes: Its bytes without a policy, in whole pages.
         placement: The model's placement.
         update: Where the part's unit updates.
+        weights: Where its weights live.
     """
     if isinstance(placement.policy, Delayed) and update.lands:
         # one gradient is being used while the next one lands
         return {key: sizes[key] for key in _LANDING if key in sizes}
+    if speculates(placement.policy, update=update, weights=weights):
+        second = {key: sizes[key] for key in _STATE}
+        if placement.master_layout(part.dtype) is MasterLayout.WHOLE:
+            # the gradient stays, so new weights cannot lie over it
+            elements = placement.sharding.state(part).elements
+            nbytes = ITEM_BYTES[part.dtype] * elements
+            second["host", "lp_params"] = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        return second
     return {}
+
+
+def speculates(policy: Policy, *, update: UpdatePlace, weights: WeightPlace) -> bool:
+    """Whether a unit in these places has a second state: on the host, its weights elsewhere."""
+    on_host = update is UpdatePlace.HOST and weights is not WeightPlace.HOST
+    return isinstance(policy, Speculative) and on_host

@@ -15,6 +15,7 @@ from forebay.plan.load_ops import load_ops
 from forebay.plan.ops import UPDATING, Lane, Op, OpKind, Trigger, TriggerKind, Turn
 from forebay.plan.placement import Accumulation, UpdatePlace, WeightPlace
 from forebay.plan.policies import Delayed, DuringBackward
+from forebay.plan.policy_bytes import speculates
 from forebay.plan.records import records
 from forebay.plan.unit_bytes import state_bytes, sum_bytes, unit_bytes, weight_file_bytes
 
@@ -206,6 +207,8 @@ def _updates_early(unit: UnitPlacement, placement: Placement) -> bool:
     comes from files in an order of its own, nor where ranks have a sum to make first.
     """
     stays = unit.weights is WeightPlace.DEVICE and unit.update is not UpdatePlace.NVME
+    if speculates(placement.policy, update=unit.update, weights=unit.weights):
+        return True  # and the step takes it, as far as a program can tell
     alone = stays and placement.sharding.size == 1
     return alone and isinstance(placement.policy, DuringBackward)
 

@@ -8,11 +8,12 @@ from forebay.engine.options import OverflowCheck, Timing
 from forebay.engine.policies.delayed import DelayedUpdates
 from forebay.engine.policies.early import EarlyUpdates
 from forebay.engine.policies.exact import ExactUpdates
+from forebay.engine.policies.speculative import SpeculativeUpdates
 from forebay.engine.policies.zenflow import ZenFlowUpdates
 from forebay.errors import UnsupportedError
 from forebay.optim.loss_scale import StaticLossScale
 from forebay.plan.placement import UpdatePlace, WeightPlace
-from forebay.plan.policies import EXACT, Delayed, DuringBackward
+from forebay.plan.policies import EXACT, Delayed, DuringBackward, Speculative
 from forebay.plan.zenflow import ZenFlow
 
 if TYPE_CHECKING:
@@ -83,4 +84,6 @@ def make_policy(parts: PolicyParts) -> UpdatePolicy:
         return ZenFlowUpdates(parts)
     if isinstance(parts.placement.policy, Delayed):
         return DelayedUpdates(parts, policy=parts.placement.policy)
+    if isinstance(parts.placement.policy, Speculative):
+        return SpeculativeUpdates(parts, policy=parts.placement.policy)
     return ExactUpdates(parts.executor)
