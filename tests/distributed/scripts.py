@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import logging
 import os
 import signal
 import threading
@@ -16,7 +18,9 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import forebay
 from distributed.training import digest
-from forebay.errors import UnsupportedError
+from forebay.errors import EngineClosedError, UnsupportedError
+from forebay.observe.breakdown import break_down
+from forebay.observe.recording import record
 
 
 def config(stage: int = 2, **more: Any) -> dict[str, Any]:
@@ -139,6 +143,8 @@ def is_killed() -> str:
 def uneven_use(stage: int = 2) -> dict[str, Any]:
     """Ranks use different experts and skip modules; what no rank used is not updated."""
     torch.manual_seed(1)
+    said = io.StringIO()
+    logging.getLogger("forebay").addHandler(logging.StreamHandler(said))
     model = nn.ModuleList([nn.Linear(3, 3) for _ in range(5)])
     rank = int(os.environ["RANK"])
     before = [p.detach().clone() for p in model.parameters()]
@@ -153,11 +159,61 @@ def uneven_use(stage: int = 2) -> dict[str, Any]:
         engine.backward(out.pow(2).mean())
         engine.step()
     engine.synchronize()
-    moved = [not torch.equal(a, p) for a, p in zip(before, model.parameters(), strict=True)]
+    after = list(model.state_dict().values())
+    moved = [not torch.equal(a, b) for a, b in zip(before, after, strict=True)]
     steps = [record.step for record in engine.core.collector.records]
-    weights = digest(list(model.state_dict().values()))
+    weights = digest(after)
+    uneven = engine.core.ranks.queue.passes.uneven
     engine.close()
-    return {"moved": moved, "steps": steps, "weights": weights}
+    return {
+        "moved": moved,
+        "steps": steps,
+        "weights": weights,
+        "uneven": uneven,
+        "said": said.getvalue(),
+    }
+
+
+def other_orders(stage: int, offload: bool) -> dict[str, Any]:
+    """Each rank runs layers in an order of its own, with room for a few of them at a time."""
+    torch.manual_seed(1)
+    rank = int(os.environ["RANK"])
+    model = nn.ModuleList([nn.Linear(8, 8) for _ in range(7)])
+    settings = config(stage, gradient_clipping=0.5)
+    settings["zero_optimization"] |= {"stage3_max_live_parameters": 3 * 72}
+    if offload:
+        settings["zero_optimization"]["offload_param"] = {"device": "cpu"}
+    engine = forebay.initialize(model=model, config=settings)[0]
+    draw = torch.Generator().manual_seed(40 + rank)
+    x = torch.linspace(-1, 1, 8).repeat(2, 1) * (1 + rank)
+    with record(engine.core) as recording:
+        for step in range(6):
+            order = torch.randperm(7, generator=draw).tolist()
+            out = x
+            for index in order[: 7 - step % 3]:
+                out = out + torch.tanh(model[index](out))
+            engine.backward(out.pow(2).mean())
+            engine.step()
+            if step % 3 == rank:
+                with torch.no_grad():
+                    for layer in model:
+                        x = x + 0 * layer(x)
+    shown = sum(break_down(one).gathers_uneven for one in recording.records)
+    weights = digest(list(engine.state_dict().values()))
+    uneven = engine.core.ranks.queue.passes.uneven
+    engine.close()
+    refused = stage < 3 or _refuses_to_read(model, settings)
+    return {"weights": weights, "uneven": uneven, "shown": shown, "refused": refused}
+
+
+def _refuses_to_read(model: nn.ModuleList, settings: dict[str, Any]) -> bool:
+    """No rank has the weights any more: nobody gets NaN without a word."""
+    for read in (lambda: model[0](torch.ones(1, 8)), lambda: model[1].weight, model.state_dict):
+        with pytest.raises(EngineClosedError, match="spread over ranks"):
+            read()
+    with pytest.raises(UnsupportedError, match="has no value"):
+        forebay.initialize(model=model, config=settings)
+    return True
 
 
 def whole_values(stage: int, folder: str) -> dict[str, Any]:

@@ -22,19 +22,30 @@ def test_three_ranks_share_the_data(stage):
     assert results[0]["seen"] != results[1]["seen"]
 
 
-def test_ranks_that_use_different_modules_do_not_wait_for_each_other():
-    results = ranks.run(3, scripts.uneven_use)
+@pytest.mark.parametrize("stage", [2, 3])
+def test_ranks_that_use_different_modules_do_not_wait_for_each_other(stage):
+    results = ranks.run(3, scripts.uneven_use, stage)
     assert len({r["weights"] for r in results}) == 1
     # weight and bias of: the common module, the experts of ranks 0 to 2, and one that nobody used
     assert results[0]["steps"] == [3, 3, 3, 3, 3, 3, 2, 2, 0, 0]
     assert results[0]["moved"] == [True] * 8 + [False] * 2
+    # in stage 3 each rank's own expert is gathered by all of them, and that is counted and said
+    assert len({r["uneven"] for r in results}) == 1
+    assert (results[0]["uneven"] > 0) == (stage == 3)
+    assert ("some ranks needed the weights of unit" in results[0]["said"]) == (stage == 3)
 
 
-def test_stage_3_names_units_that_ranks_do_not_need_together():
-    for kind, message in ranks.collect(ranks.start(3, scripts.uneven_use, 3)):
-        assert kind == "RankError", message
-        assert "needs the weights of unit" in message
-        assert "set_z3_leaf_modules" in message
+@pytest.mark.parametrize("offload", [False, True])
+def test_stage_3_in_other_orders_has_the_bits_of_stage_1(offload):
+    """Layers in an order drawn by each rank, some skipped, generation on one rank in between."""
+    plain, *others = (
+        ranks.run(3, scripts.other_orders, stage, offload and stage == 3) for stage in (1, 3)
+    )
+    for results in others:
+        assert [r["weights"] for r in results] == [r["weights"] for r in plain]
+        assert results[0]["uneven"] > 3
+        assert results[0]["shown"] > 0
+        assert all(r["refused"] for r in results)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,12 @@
 """The handshake at the beginning of every pass: all ranks say what they are about to do.
 
 Two ranks that do different things would wait for each other in different collectives, for ever.
+
+[Note: rounds] In stage 3 ranks may need units in different orders: experts that are chosen by data,
+an evaluation on one rank. So whoever meets the others, for whatever, first takes part in gathering
+the units that some of them need: a round. A rank that needed one of them goes on, the others say
+again what they are about to do. A rank waits for its unit until the others have come to their next
+meeting, and for ever only where they come to none.
 """
 
 from __future__ import annotations
@@ -13,7 +19,7 @@ import torch
 from forebay.errors import RankError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from forebay.comm.group import Group
 
@@ -33,6 +39,8 @@ class PassKind(IntEnum):
     """An update."""
     GATHER = 4
     """The gathering of a unit's weights."""
+    EXCHANGE = 5
+    """Any other collective, where ranks may gather units in orders of their own."""
 
     @property
     def words(self) -> str:
@@ -43,6 +51,7 @@ class PassKind(IntEnum):
             PassKind.LAST_BACKWARD: "a window's last backward",
             PassKind.STEP: "a step",
             PassKind.GATHER: "a gathering of weights",
+            PassKind.EXCHANGE: "an exchange",
         }[self]
 
 
@@ -51,7 +60,7 @@ _COUNTED = {
     PassKind.BACKWARD: "backward",
     PassKind.LAST_BACKWARD: "backward",
     PassKind.STEP: "step",
-    PassKind.GATHER: "gathering",
+    PassKind.EXCHANGE: "exchange",
 }
 
 
@@ -61,12 +70,22 @@ class Passes:
     Args:
         group: The ranks.
         width: Numbers that a rank may tell with a pass.
+
+    Attributes:
+        serve: Gathers a unit together with the other ranks: `serve(unit, keeps=..., is_even=...)`
+            says whether this one needs it, and whether all do.
+        uneven: Gathers so far that some ranks needed when others did not.
+        was_uneven: Whether there were such in the window before.
     """
 
     def __init__(self, group: Group, *, width: int) -> None:
         self._group = group
         self._width = width
         self._counts = dict.fromkeys(_COUNTED.values(), 0)
+        self.serve: Callable[..., None] = _serve_nobody
+        self.uneven = 0
+        self.was_uneven = False
+        self._uneven_before = 0
 
     def begin(self, kind: PassKind) -> tuple[PassKind, int]:
         """Count a pass; call it in the order of the program."""
@@ -88,10 +107,10 @@ class Passes:
             RankError: A rank is about to do something else, does not come, or is gone.
         """
         kind, number = this
-        padding = [0.0] * (self._width - len(values))
         what = f"{kind.words} (number {number})"
-        numbers = [float(kind), float(number), *values, *padding]
-        rows = self._group.tell(torch.tensor(numbers, dtype=torch.float64), what=what).tolist()
+        rows = self._tell(this, values, what)
+        while self._serve_all(rows, own=None):
+            rows = self._tell(this, values, what)
         for rank, row in enumerate(rows):
             other = PassKind(int(row[0])), int(row[1])
             if other != this:
@@ -101,19 +120,34 @@ class Passes:
                     hint="every rank makes the same number of passes of the same kind; give all "
                     "of them equally many batches",
                 )
+        if kind is PassKind.STEP:
+            self.was_uneven = self.uneven > self._uneven_before
+            self._uneven_before = self.uneven
         return [row[2 : 2 + len(values)] for row in rows]
 
-    def meet_in_unit(self, this: tuple[PassKind, int], unit: float, *, name: str) -> None:
-        """`meet`, where all ranks must mean the same unit.
+    def gather(self, unit: int, *, name: str) -> None:
+        """Have a unit gathered, with whatever other units other ranks need now; see `meet`."""
+        self._serve_all(self._tell((PassKind.GATHER, unit), (), f"a gathering of {name}"), own=unit)
 
-        Raises:
-            RankError: See `meet`; or a rank needs another unit now.
-        """
-        for rank, row in enumerate(self.meet(this, [unit])):
-            if row[0] != unit:
-                raise RankError(
-                    f"rank {rank} needs the weights of unit {int(row[0])} while rank "
-                    f"{self._group.rank} needs those of unit {int(unit)} ({name})",
-                    hint="stage 3 needs units in one order on all ranks: put modules that choose "
-                    "by data into one unit with forebay.utils.set_z3_leaf_modules",
-                )
+    def _tell(
+        self, this: tuple[PassKind, int], values: Sequence[float], what: str
+    ) -> list[list[float]]:
+        padding = [0.0] * (self._width - len(values))
+        numbers = [float(this[0]), float(this[1]), *values, *padding]
+        told = self._group.tell(torch.tensor(numbers, dtype=torch.float64), what=what)
+        rows: list[list[float]] = told.tolist()
+        return rows
+
+    def _serve_all(self, rows: Sequence[Sequence[float]], *, own: int | None) -> bool:
+        """Gather every unit that a rank needs, in the order of ranks; False where none does."""
+        needed = [int(row[1]) if row[0] == PassKind.GATHER else None for row in rows]
+        units = dict.fromkeys(unit for unit in needed if unit is not None)
+        for unit in units:
+            is_even = all(one == unit for one in needed)
+            self.uneven += not is_even
+            self.serve(unit, keeps=unit == own, is_even=is_even)
+        return bool(units)
+
+
+def _serve_nobody(unit: int, **_how: bool) -> None:
+    raise AssertionError(f"unit {unit} is gathered by nobody")

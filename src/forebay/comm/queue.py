@@ -10,10 +10,12 @@ import contextlib
 import threading
 import time
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from forebay.comm.passes import PassKind
 from forebay.errors import RankError
 
 if TYPE_CHECKING:
@@ -107,6 +109,8 @@ class Queue:
         device: Where tensors lie.
 
     Attributes:
+        is_gated: Whether ranks meet before every job, as those must that may gather units in
+            orders of their own (`forebay.comm.passes`, [Note: rounds]).
         collectives: As above.
         passes: What the ranks have begun together.
     """
@@ -116,6 +120,7 @@ class Queue:
         self.passes = passes
         self._group = collectives.group
         self._device = device
+        self.is_gated = False
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._waiting: deque[tuple[Job, Callable[[], Any], Sequence[Any], Any]] = deque()
         self._changed = threading.Condition()
@@ -125,7 +130,7 @@ class Queue:
         self._thread.start()
 
     def submit(self, work: Callable[[], Any], *, what: str, after: Sequence[Any] = ()) -> Job:
-        """Append a job.
+        """Append a job, which every rank appends at the same point.
 
         Args:
             work: Runs in the queue's thread; on a device, in a stream of the queue's, after what
@@ -133,6 +138,17 @@ class Queue:
             what: For messages.
             after: Tickets that it follows.
         """
+        if self.is_gated:
+            this = self.passes.begin(PassKind.EXCHANGE)
+            return self.meet(partial(self._gated, this, work), what=what, after=after)
+        return self.meet(work, what=what, after=after)
+
+    def _gated(self, this: Any, work: Callable[[], Any]) -> Any:
+        self.passes.meet(this)
+        return work()
+
+    def meet(self, work: Callable[[], Any], *, what: str, after: Sequence[Any] = ()) -> Job:
+        """Append a job that begins with a handshake of its own; see `submit`."""
         job = Job(what, group=self._group, device=self._device)
         event = None
         if self._stream is not None:
@@ -163,7 +179,7 @@ class Queue:
             return
         try:
             for ticket in after:
-                self._follow(ticket)
+                self.follow(ticket)
             result = work()
         except BaseException as error:
             self._broken = error
@@ -172,7 +188,8 @@ class Queue:
         else:
             job.finish(result, None)
 
-    def _follow(self, ticket: Any) -> None:
+    def follow(self, ticket: Any) -> None:
+        """In a job: what comes next is ordered after a ticket."""
         if self._stream is None:
             ticket.wait()
         else:

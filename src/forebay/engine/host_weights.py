@@ -56,6 +56,11 @@ class HostWeights:
             self._writes[id(part)] = ticket
         self._updates.pop(id(part), None)
 
+    looks_ahead = True
+
+    def meet_readers(self) -> None:
+        """Nobody else is asked."""
+
     def bring(self, unit: Unit) -> Sequence[Waitable]:
         """See `WeightSource`."""
         self._lanes.observer.doing(OpKind.LOAD, unit.name)

@@ -1,17 +1,19 @@
 """Slices of weights on all ranks as the source of units' weights on the device: one gather.
 
-Each gather begins with a handshake, so that ranks that need different units are told so instead
-of mixing up their bytes.
+Each gather begins with a handshake, in which ranks that need different units find out and gather
+each of them together (`forebay.comm.passes`, [Note: rounds]).
 """
 
 from __future__ import annotations
 
+import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from forebay.comm.collectives import Purpose
-from forebay.comm.passes import PassKind
+from forebay.links.observer import Moment
 from forebay.plan.program import Lane
 
 if TYPE_CHECKING:
@@ -25,18 +27,25 @@ if TYPE_CHECKING:
 
 __all__ = ["RankWeights"]
 
+_log = logging.getLogger("forebay")
+
 
 class RankWeights:
     """Gathers units; a `forebay.engine.residency.WeightSource`.
 
     Args:
         queue: Where gathers take their turn among the other collectives.
+        units: Every unit by index.
         lanes: Counts bytes.
     """
 
-    def __init__(self, queue: Queue, *, lanes: Lanes) -> None:
+    def __init__(self, queue: Queue, *, units: Sequence[Unit], lanes: Lanes) -> None:
         self._queue = queue
+        self._units = units
         self._lanes = lanes
+        self._has_said = False
+        queue.is_gated = True
+        queue.passes.serve = self._serve
         # What last wrote a part's slice.
         self._writes: dict[int, Sequence[Any]] = {}
 
@@ -55,29 +64,57 @@ class RankWeights:
 
     def bring(self, unit: Unit) -> Sequence[Waitable]:
         """See `WeightSource`."""
-        passes = self._queue.passes
-        this = passes.begin(PassKind.GATHER)
-        number = float(unit.index)
-        after = [ticket for part in unit.parts for ticket in self._writes.get(id(part), ())]
-
-        def _gather() -> None:
-            passes.meet_in_unit(this, number, name=unit.name)
-            with torch.no_grad():
-                for part in unit.parts:
-                    self._fill(part)
-
-        job = self._queue.submit(_gather, what=f"the weights of {unit.name}", after=after)
+        number, name = unit.index, unit.name
+        work = partial(self._queue.passes.gather, number, name=name)
+        job = self._queue.meet(work, what=f"the weights of {name}")
         # No update writes a slice under a gather: the handshake of a step comes after it.
         for part in unit.parts:
             if unit.stores_off_device:
                 self._lanes.traffic[Lane.UP] += part.dtype.itemsize * part.elements
         return [job]
 
-    def _fill(self, part: PartStorage) -> None:
-        """In the queue's thread: the whole flat part, then each parameter into its home."""
-        assert part.home is not None
+    def meet_readers(self) -> None:
+        """See `WeightSource`."""
+        self._queue.submit(_nothing, what="a state dict").wait()
+
+    @property
+    def looks_ahead(self) -> bool:
+        """See `WeightSource`; not after a window in which ranks needed different units."""
+        return not self._queue.passes.was_uneven
+
+    def _serve(self, number: int, *, keeps: bool, is_even: bool) -> None:
+        """In the queue's thread: gather a unit, to keep it or for the others alone."""
+        unit = self._units[number]
+        if not is_even:
+            self._say(unit)
+        with torch.no_grad():
+            for part in unit.parts:
+                for ticket in self._writes.get(id(part), ()):
+                    self._queue.follow(ticket)
+                self._gather(part, keeps=keeps)
+
+    def _say(self, unit: Unit) -> None:
+        self._lanes.mark(Moment.GATHERED_UNEVENLY, unit.name)
+        if not self._has_said:
+            self._has_said = True
+            _log.warning(
+                "some ranks needed the weights of unit %s when others did not: such units are "
+                "gathered when they are needed, and nothing is gathered ahead in the next window; "
+                "forebay.utils.set_z3_leaf_modules makes one unit of modules that choose by data",
+                unit.name,
+            )
+
+    def _gather(self, part: PartStorage, *, keeps: bool) -> None:
+        """The whole flat part, then each parameter into its home."""
         own = part.read_own_weights(0, part.elements).to(part.device, non_blocking=True)
         whole = torch.empty(part.layout.elements, dtype=part.dtype, device=part.device)
         self._queue.collectives.gather(whole, own, purpose=Purpose.WEIGHTS)
+        if not keeps:
+            return
+        assert part.home is not None
         for slot in part.layout.slots:
             part.home.tensor(slot).copy_(whole[slot.offset : slot.end].view(slot.shape))
+
+
+def _nothing() -> None:
+    """The meeting alone counts."""

@@ -100,7 +100,7 @@ class Reducer:
         self._turns = deque(reversed(self._order) if last or self.leaves_every_backward else ())
         self._complete.clear()
         this = self._passes.begin(PassKind.LAST_BACKWARD if last else PassKind.BACKWARD)
-        self._queue.submit(lambda: self._passes.meet(this), what="the handshake of a backward")
+        self._queue.meet(lambda: self._passes.meet(this), what="the handshake of a backward")
 
     def _refuse_partial_discard(self) -> None:
         gone = next((r for r in self._records if _is_withdrawn(r)), None)
@@ -222,7 +222,7 @@ class Reducer:
         values = [float(i in waiting) for i in count] + [float(i in wide) for i in count]
         values += [float(index) for index in self._local_order]
         this = self._passes.begin(PassKind.STEP)
-        job = self._queue.submit(
+        job = self._queue.meet(
             lambda: self._passes.meet(this, values), what="the handshake of a step"
         )
         self._finish_all(collector.program)

@@ -50,6 +50,14 @@ class WeightSource(Protocol):
         """
         ...
 
+    def meet_readers(self) -> None:
+        """Wait until no other rank needs this one for units that all ranks are reading."""
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether units are brought before they are needed."""
+        ...
+
 
 class Residency:
     """Brings units' weights to the device and lets go of them.
@@ -197,6 +205,8 @@ class Residency:
 
     def look_ahead(self) -> None:
         """Bring up what is needed next, as far as there is room."""
+        if not self._source.looks_ahead:
+            return
         try:
             self._carry_out(self.pool.ahead())
         except torch.OutOfMemoryError:
@@ -231,6 +241,10 @@ class Residency:
         if node is not self._node:
             self._node = node
             self.pool.unguard()
+
+    def meet_readers(self) -> None:
+        """Every reader of all weights has them: go on when the other ranks' have too."""
+        self._source.meet_readers()
 
     def use_in_node(self, unit: Unit) -> None:
         """`acquire` for the autograd node that runs; it keeps all units that it asks for."""

@@ -83,7 +83,7 @@ class Streaming:
                 lanes, piece_elements=placement.piece_elements, spool=self._spool
             )
         else:
-            self.source = RankWeights(lanes.ranks, lanes=lanes)
+            self.source = RankWeights(lanes.ranks, units=units, lanes=lanes)
         pool = WeightPool(
             {unit.index: streamed_bytes(unit.placement.layout) for unit in self._units},
             capacity_bytes=placement.pool_bytes,

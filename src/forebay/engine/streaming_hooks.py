@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from forebay.engine.gone_weights import leave_gone
 from forebay.engine.masters import keep_written, settle_stored
 from forebay.engine.module_hook import ModuleHook
 from forebay.engine.refusals import compiled_error
@@ -92,6 +93,9 @@ class StreamingHooks:
         self._before_copy = before_copy
         for module in root.modules():
             self._attach(module)
+        # After the hooks of the modules inside it: some ranks may still need what others have.
+        together = self._hook(lambda *_: residency.meet_readers())
+        self._handles.append(root.register_state_dict_post_hook(together))
 
     @property
     def _frames(self) -> list[_Frame]:
@@ -249,5 +253,8 @@ class StreamingHooks:
             handle.remove()
         self._handles.clear()
         for module in self._watched:
+            streamed = self._streamed(module)
             module._parameters = dict(module._parameters.items())
+            if any(record.part.is_sharded for _, record, _ in streamed):
+                leave_gone(module)
         self._watched.clear()

@@ -47,6 +47,8 @@ class Moment(Enum):
     """A pass uses a unit whose weights live on the host, and they are there or on their way."""
     WEIGHTS_LATE = "weights_late"
     """They are fetched only now."""
+    GATHERED_UNEVENLY = "gathered_unevenly"
+    """Ranks gathered a unit that some of them needed when others did not."""
     IDLE = "idle"
     """Device and lanes have done everything."""
 

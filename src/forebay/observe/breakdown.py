@@ -56,6 +56,7 @@ class Breakdown:
         wait_on_write: Exposed waiting while state went to files.
         weights_in_time: Uses of weights that live on the host and were fetched ahead.
         weights_late: Uses of weights that were not.
+        gathers_uneven: Gathers of units that some ranks needed when others did not.
     """
 
     step_seconds: float
@@ -81,6 +82,7 @@ class Breakdown:
     wait_on_write: float
     weights_in_time: float = 0.0
     weights_late: float = 0.0
+    gathers_uneven: float = 0.0
 
     @property
     def up_gb_per_second(self) -> float:
@@ -105,6 +107,8 @@ class Breakdown:
         uses = self.weights_in_time + self.weights_late
         if uses:
             parts.append(f"weights in time: {100 * self.weights_in_time / uses:.1f}% of {uses:.0f}")
+        if self.gathers_uneven:
+            parts.append(f"gathers not all ranks needed: {self.gathers_uneven:.0f}")
         return " | ".join(parts)
 
     def sentence(self) -> str:
@@ -166,6 +170,7 @@ def break_down(record: StepRecord, *, before: StepRecord | None = None) -> Break
         wait_on_write=_wait_on(Row.WRITE),
         weights_in_time=record.weights_in_time,
         weights_late=record.weights_late,
+        gathers_uneven=record.gathers_uneven,
     )
 
 

@@ -31,7 +31,7 @@ _MOST_OPEN = 8
 
 
 # These are counted; they have no time of their own.
-_USES = (Moment.WEIGHTS_IN_TIME, Moment.WEIGHTS_LATE)
+_USES = (Moment.WEIGHTS_IN_TIME, Moment.WEIGHTS_LATE, Moment.GATHERED_UNEVENLY)
 
 
 @dataclass(slots=True)
@@ -135,5 +135,6 @@ class Recorder:
         self._clock.rebase(end)
         self._next_step += 1
         if record is not None:
-            in_time, late = (window.uses[moment] for moment in _USES)
-            self._on_record(replace(record, weights_in_time=in_time, weights_late=late))
+            in_time, late, uneven = (window.uses[moment] for moment in _USES)
+            record = replace(record, weights_in_time=in_time, weights_late=late)
+            self._on_record(replace(record, gathers_uneven=uneven))

@@ -33,6 +33,7 @@ class StepRecord:
         timeline: Everything that ran for it, also after its end.
         weights_in_time: Uses of units whose weights live on the host and were there, or coming.
         weights_late: Uses of those that had to be fetched at that moment.
+        gathers_uneven: Gathers of units that some ranks needed when others did not.
     """
 
     step: int
@@ -43,6 +44,7 @@ class StepRecord:
     timeline: Timeline
     weights_in_time: int = 0
     weights_late: int = 0
+    gathers_uneven: int = 0
 
     def phase_seconds(self, name: str) -> float:
         """Seconds of all phases of one name."""
