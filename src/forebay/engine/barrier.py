@@ -208,9 +208,10 @@ class Barrier:
                 record.param.data = weight.fill_(float("nan"))
                 record.pending = False
 
-    @staticmethod
-    def _give_back_stored(unit: Unit) -> None:
+    def _give_back_stored(self, unit: Unit) -> None:
         """The newest weights where they live: on the host."""
+        if any(part.is_sharded for part in unit.parts):
+            unit.leave(self.nans)  # also what was gathered last: some would be readable, some not
         for record in unit.records:
             if record.part.is_sharded or record.part.weight_files is not None:
                 # No rank has the whole weight, and the others may be gone: it stays unreadable, as
