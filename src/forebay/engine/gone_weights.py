@@ -13,19 +13,13 @@ from forebay.errors import EngineClosedError
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["are_gone", "leave_gone"]
+__all__ = ["leave_gone"]
 
 
 def leave_gone(module: nn.Module) -> None:
     """Let reads of a module's own weights raise EngineClosedError, for good."""
     module._parameters = WatchedParameters(dict(module._parameters.items()), _refuse)
     module.register_state_dict_pre_hook(_refuse)
-
-
-def are_gone(param: nn.Parameter) -> bool:
-    """Whether a parameter has no values of its own: each element is the same NaN."""
-    spread = param.numel() > 1 and not any(param.stride())
-    return spread and bool(param.detach().reshape(-1)[0].isnan())
 
 
 def _refuse(*_: Any) -> None:

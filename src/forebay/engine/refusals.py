@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from forebay.engine.collector import hook_of
-from forebay.engine.gone_weights import are_gone
 from forebay.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -17,18 +16,11 @@ __all__ = ["compiled_error", "refuse_compiled", "refuse_strangers", "refuse_take
 
 
 def refuse_taken(params: Iterable[nn.Parameter]) -> None:
-    """Refuse parameters that another open engine trains, or that one has left without values."""
-    params = list(params)
+    """Refuse parameters that another open engine trains."""
     if any(hook_of(param) is not None for param in params):
         raise UnsupportedError(
             "a parameter of the model is trained by another engine that is still open",
             hint="close() that engine (or optimizer) first",
-        )
-    if any(are_gone(param) for param in params):
-        raise UnsupportedError(
-            "a parameter of the model has no value: its weights were spread over ranks and went "
-            "with an engine that is closed",
-            hint="build the model again, and load a checkpoint or a state dict",
         )
 
 

@@ -113,6 +113,12 @@ def _refuse_shared_memory(
     for key, tensor in everything.items():
         if not tensor.numel() or tensor.is_meta or type(tensor.data) is not torch.Tensor:
             continue
+        if key in trained and tensor.numel() > 1 and not any(tensor.stride()):
+            raise UnsupportedError(
+                f"parameter {names.get(key, ['?'])[0]} has no value: all of it is one element, as "
+                "an engine leaves weights that were spread over ranks when it is closed",
+                hint="build the model again, and load a checkpoint or a state dict",
+            )
         other = at.setdefault((tensor.device, tensor.data_ptr()), key)
         if other != key and (key in trained or other in trained):
             first, second = (
