@@ -21,6 +21,7 @@ using CUevent = void*;
 using CUdeviceptr = unsigned long long;
 
 constexpr CUresult kSuccess = 0;
+constexpr CUresult kNotReady = 600;
 // CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING: a lane that waits sleeps instead of spinning.
 constexpr unsigned kEventFlags = 0x1U | 0x2U;
 // CU_MEMHOSTREGISTER_PORTABLE: page-locked for every context of the process.
@@ -37,6 +38,7 @@ struct Driver {
     CUresult (*memcpy_async)(CUdeviceptr, CUdeviceptr, std::size_t, CUstream);
     CUresult (*event_create)(CUevent*, unsigned);
     CUresult (*event_record)(CUevent, CUstream);
+    CUresult (*event_query)(CUevent);
     CUresult (*event_synchronize)(CUevent);
     CUresult (*event_destroy)(CUevent);
     CUresult (*stream_wait_event)(CUstream, CUevent, unsigned);
@@ -89,6 +91,7 @@ Driver load_driver() {
     find(library, "cuMemcpyAsync", driver.memcpy_async);
     find(library, "cuEventCreate", driver.event_create);
     find(library, "cuEventRecord", driver.event_record);
+    find(library, "cuEventQuery", driver.event_query);
     find(library, "cuEventSynchronize", driver.event_synchronize);
     find(library, "cuEventDestroy_v2", driver.event_destroy);
     find(library, "cuStreamWaitEvent", driver.stream_wait_event);
@@ -222,6 +225,15 @@ public:
         driver().check(driver().stream_wait_event(reinterpret_cast<CUstream>(stream),
                                                   reinterpret_cast<CUevent>(event), 0),
                        "cuStreamWaitEvent");
+    }
+
+    bool reached(Event event) override {
+        const CUresult state = driver().event_query(reinterpret_cast<CUevent>(event));
+        if (state == kNotReady) {
+            return false;
+        }
+        driver().check(state, "cuEventQuery");
+        return true;
     }
 
     void register_host(Address address, std::size_t bytes) override {

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <map>
 #include <random>
 #include <stdexcept>
 #include <utility>
@@ -25,6 +26,11 @@ std::shared_ptr<Fence> MemcpyEngine::submit(Stream stream, const std::vector<Cop
 void MemcpyEngine::hold_stream(Stream stream, Event event) {
     static_cast<void>(stream);
     static_cast<void>(event);
+}
+
+bool MemcpyEngine::reached(Event event) {
+    static_cast<void>(event);
+    return true;
 }
 
 void MemcpyEngine::register_host(Address address, std::size_t bytes) {
@@ -87,13 +93,26 @@ public:
     std::shared_ptr<Fence> add(Stream stream, const std::vector<CopySpan>& spans) {
         auto fence = std::make_shared<ScriptedFence>();
         const std::lock_guard lock(mutex_);
-        const std::uint64_t delay_us = random_() % (script_.max_delay_us + 1);
-        const auto due = std::chrono::steady_clock::now() + std::chrono::microseconds(delay_us);
+        const auto due = draw_due();
         const bool fails = script_.fail_at >= 0 && num_added_ == script_.fail_at;
         ++num_added_;
         pieces_.push_back({due, stream, spans, fails, fence});
         changed_.notify_all();
         return fence;
+    }
+
+    bool reached(Event event) {
+        const std::lock_guard lock(mutex_);
+        const auto found = events_.find(event);
+        if (found == events_.end()) {
+            events_.emplace(event, draw_due());
+            return false;
+        }
+        if (found->second > std::chrono::steady_clock::now()) {
+            return false;
+        }
+        events_.erase(found);  // its handle may be another event's from now on
+        return true;
     }
 
     void close() {
@@ -132,6 +151,11 @@ public:
     }
 
 private:
+    std::chrono::steady_clock::time_point draw_due() {
+        const std::uint64_t delay_us = random_() % (script_.max_delay_us + 1);
+        return std::chrono::steady_clock::now() + std::chrono::microseconds(delay_us);
+    }
+
     void carry_out(const Delayed& piece) {
         std::string failure = piece.fails ? script_.fail_text : broken_;
         try {
@@ -154,6 +178,7 @@ private:
     std::int64_t num_added_ = 0;
     bool closed_ = false;
     std::vector<Delayed> pieces_;
+    std::map<Event, std::chrono::steady_clock::time_point> events_;
     std::string broken_;  // the timer's thread alone uses it
 };
 
@@ -177,6 +202,10 @@ std::shared_ptr<Fence> ScriptedEngine::submit(Stream stream, const std::vector<C
 }
 
 void ScriptedEngine::hold_stream(Stream stream, Event event) { inner_->hold_stream(stream, event); }
+
+bool ScriptedEngine::reached(Event event) {
+    return inner_->reached(event) && timer_->reached(event);
+}
 
 void ScriptedEngine::register_host(Address address, std::size_t bytes) {
     inner_->register_host(address, bytes);

@@ -1,12 +1,16 @@
 #include "lane.h"
 
 #include <algorithm>
+#include <chrono>
 #include <exception>
 #include <stdexcept>
 #include <utility>
 
 namespace forebay {
 namespace {
+
+constexpr auto kEventPause = std::chrono::microseconds(50);
+constexpr std::size_t kMostAsked = 4;
 
 // Never empty: an empty text would read as no failure.
 std::string reason(const std::exception& error) {
@@ -86,7 +90,7 @@ void Lane::run() {
             land_oldest(lock);
             continue;
         }
-        changed_.wait(lock, [&] { return dirty_; });
+        wait_for_change(lock);
     }
     fail_all(lock, "link '" + options_.name + "' was closed before this work was done");
 }
@@ -98,6 +102,35 @@ bool Lane::may_go_on(const LaneJob& job) const {
     const bool all_done = std::all_of(job.order.after.begin(), job.order.after.end(),
                                       [](const TicketPtr& ticket) { return ticket->done(); });
     return all_done && (!job.order.piecewise || job.order.piecewise->piece_done(job.next));
+}
+
+// Nothing tells a lane that an event has been reached: it looks again after a while.
+void Lane::wait_for_change(Lock& lock) {
+    const auto changed = [&] { return dirty_; };
+    if (awaits_event_) {
+        changed_.wait_for(lock, kEventPause, changed);
+    } else {
+        changed_.wait(lock, changed);
+    }
+}
+
+// Whether a job still waits for its event. Of those that do, only the first few are asked: events
+// are reached about in the order of the jobs.
+bool Lane::is_held(LaneJob& job, std::size_t& asked) {
+    if (!options_.awaits_events || job.order.event == 0 || job.event_reached) {
+        return false;
+    }
+    if (asked < kMostAsked) {
+        try {
+            job.event_reached = engine_->reached(job.order.event);
+        } catch (const std::exception& error) {
+            job.failure = reason(error);
+            dirty_ = true;  // it ends in the next round
+        }
+        asked += job.event_reached ? 0 : 1;
+    }
+    awaits_event_ = awaits_event_ || !job.event_reached;
+    return !job.event_reached;
 }
 
 // The ready job of best priority, then age, whose ring (if it has one) has a free slot.
@@ -112,7 +145,12 @@ Lane::JobPtr Lane::choose(std::size_t& slot) {
             return std::pair(a->order.priority, a->age) < std::pair(b->order.priority, b->age);
         });
     }
+    std::size_t asked = 0;
+    awaits_event_ = false;
     for (const JobPtr& job : ready) {
+        if (is_held(*job, asked)) {
+            continue;
+        }
         if (!job->fold) {
             return job;
         }
@@ -132,7 +170,7 @@ void Lane::issue(Lock& lock, const JobPtr& job, std::size_t slot) {
     std::string failure;
     std::shared_ptr<Fence> fence;
     try {
-        if (piece == 0 && job->order.event != 0) {
+        if (piece == 0 && job->order.event != 0 && !options_.awaits_events) {
             engine_->hold_stream(options_.stream, job->order.event);
         }
         if (job->fold) {

@@ -39,6 +39,7 @@ struct LaneJob {
     LinkOrder order;
     std::uint64_t age = 0;
     std::size_t next = 0;         // piece to issue
+    bool event_reached = false;   // where the lane awaits events
     std::size_t outstanding = 0;  // pieces in flight or being folded
     std::string failure;
 };
@@ -72,6 +73,8 @@ private:
 
     JobPtr choose(std::size_t& slot);
     bool may_go_on(const LaneJob& job) const;
+    bool is_held(LaneJob& job, std::size_t& asked);
+    void wait_for_change(Lock& lock);
     void issue(Lock& lock, const JobPtr& job, std::size_t slot);
     void land_oldest(Lock& lock);
     void start_fold(const Flight& flight);
@@ -86,7 +89,8 @@ private:
     std::condition_variable changed_;
     bool dirty_ = false;
     bool closing_ = false;
-    std::string broken_;  // why the engine cannot serve this lane
+    bool awaits_event_ = false;  // something could go on but for its event
+    std::string broken_;         // why the engine cannot serve this lane
     std::vector<JobPtr> jobs_;
     std::uint64_t num_jobs_ = 0;
     // The lane's thread alone uses what follows.

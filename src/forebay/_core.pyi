@@ -284,6 +284,7 @@ class Link:
         max_in_flight: int = 2,
         shuffle_seed: int = -1,
         name: str = "link",
+        awaits_events: bool = False,
     ) -> None: ...
     def copy(
         self,

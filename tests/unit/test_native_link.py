@@ -209,6 +209,34 @@ def test_reordered_jobs_bring_the_same_bytes(native, shuffle_seed):
     link.close()
 
 
+EVENT = 0x10  # the scripted engine takes any handle
+
+
+def test_one_link_serves_what_is_ready_while_another_awaits_its_event(native):
+    link = native.Link(native.ScriptedEngine(native.MemcpyEngine(), 4, 400_000), awaits_events=True)
+    source = np.arange(1000, dtype=np.uint8)
+    late, early = np.zeros_like(source), np.zeros_like(source)
+    waits = link.copy(_plan(native, late, source, 1000), 0, event=EVENT)
+    ready = link.copy(_plan(native, early, source, 1000), 1)
+    assert ready.wait_issued(0.05), "it stood behind a copy that waits for computation"
+    assert waits.wait(30)
+    assert ready.wait(30)
+    assert np.array_equal(late, source)
+    assert np.array_equal(early, source)
+    link.close()
+
+
+def test_closing_does_not_wait_for_an_event(native):
+    engine = native.ScriptedEngine(native.MemcpyEngine(), 4, 30_000_000)
+    link = native.Link(engine, awaits_events=True)
+    source, target = np.ones(10, np.uint8), np.zeros(10, np.uint8)
+    ticket = link.copy(_plan(native, target, source, 10), event=EVENT)
+    assert not ticket.wait_issued(0.05)
+    link.close()
+    assert ticket.failed
+    assert not target.any()
+
+
 def test_too_short_a_predecessor_is_refused(native):
     pool = native.Pool(1, [])
     gate = native.Link(native.ScriptedEngine(native.MemcpyEngine(), 0, 50_000))

@@ -16,8 +16,8 @@
 
 namespace forebay {
 
-// Calls in order: each lane thread calls enter_lane once, then hold_stream and submit as pieces
-// become ready. register_host and unregister_host may come from any thread at any time.
+// Calls in order: each lane thread calls enter_lane once, then reached, hold_stream and submit as
+// pieces become ready. register_host and unregister_host may come from any thread at any time.
 // Everything throws std::runtime_error with the driver's error name.
 class CopyEngine {
 public:
@@ -28,6 +28,8 @@ public:
     virtual std::shared_ptr<Fence> submit(Stream stream, const std::vector<CopySpan>& spans) = 0;
     // Work enqueued on `stream` from now on waits for `event`.
     virtual void hold_stream(Stream stream, Event event) = 0;
+    // Whether everything before `event` is done; asked again by a lane that awaits it.
+    virtual bool reached(Event event) = 0;
     // Page-locks host memory for fast transfers. No-ops where that has no meaning.
     virtual void register_host(Address address, std::size_t bytes) = 0;
     virtual void unregister_host(Address address) = 0;
@@ -40,6 +42,7 @@ class MemcpyEngine final : public CopyEngine {
 public:
     std::shared_ptr<Fence> submit(Stream stream, const std::vector<CopySpan>& spans) override;
     void hold_stream(Stream stream, Event event) override;
+    bool reached(Event event) override;
     void register_host(Address address, std::size_t bytes) override;
     void unregister_host(Address address) override;
 };
@@ -57,7 +60,8 @@ struct Script {
 };
 
 // For tests: hands every piece to `inner` after a pseudo-random delay, on a thread of its own, so
-// that pieces in flight end out of order and a missing wait shows every time.
+// that pieces in flight end out of order and a missing wait shows every time. An event is reached
+// as late, counted from the first question.
 class ScriptedEngine final : public CopyEngine {
 public:
     ScriptedEngine(CopyEnginePtr inner, Script script);
@@ -68,6 +72,7 @@ public:
     void enter_lane() override;
     std::shared_ptr<Fence> submit(Stream stream, const std::vector<CopySpan>& spans) override;
     void hold_stream(Stream stream, Event event) override;
+    bool reached(Event event) override;
     void register_host(Address address, std::size_t bytes) override;
     void unregister_host(Address address) override;
 

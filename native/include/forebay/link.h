@@ -25,6 +25,10 @@ struct LinkOptions {
     // Tests: a non-negative seed makes the lane take a random ready job instead of the best one.
     std::int64_t shuffle_seed = -1;
     std::string name = "link";
+    // Await a job's event before its first piece is enqueued, instead of holding the stream: what
+    // stands in the hardware's queue then never waits for computation, nor does what others, on
+    // streams of their own, have behind it in that queue.
+    bool awaits_events = false;
 };
 
 // When a job may go on. Among jobs that may, the lowest priority number goes first, then age; the
@@ -33,7 +37,7 @@ struct LinkOrder {
     int priority = 0;
     std::vector<TicketPtr> after;
     TicketPtr piecewise;  // piece i waits for its piece i; may be null
-    Event event = 0;      // the stream waits for it before the first piece; 0: none
+    Event event = 0;      // awaited before the first piece; 0: none
 };
 
 // A sum on its way: pieces of source are copied into a ring slot and folded from there by a pool.

@@ -84,6 +84,7 @@ class Link:
         max_in_flight: int = 2,
         shuffle_seed: int = -1,
         name: str = "link",
+        awaits_events: bool = False,
     ) -> None:
         if max_in_flight < 1:
             raise ValueError(f"max_in_flight must be at least 1, not {max_in_flight}")

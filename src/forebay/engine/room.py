@@ -6,7 +6,6 @@ process has had at once, so that a longer sequence never meets memory that we fi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,31 +16,11 @@ from forebay.tiers.ledger import Role, Tier
 if TYPE_CHECKING:
     from forebay.tiers.ledger import Ledger
 
-__all__ = ["DeviceRoom", "Hole"]
+__all__ = ["DeviceRoom"]
 
 
 # Smaller pieces are left to activations.
 _LEAST_HOLE_BYTES = 64 << 20
-
-# Of torch's allocator on CUDA: sizes are multiples of this, and small blocks lie elsewhere.
-_GRAIN = 512
-_LEAST_FILLER_BYTES = 2 << 20
-
-# Other holes may be taken first; with as many as this, where state lies matters less.
-_MOST_FILLERS = 64
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hole:
-    """A free block.
-
-    Attributes:
-        size: Bytes.
-        address: Where it begins; None for memory that is not reserved yet.
-    """
-
-    size: int
-    address: int | None = None
 
 
 class DeviceRoom:
@@ -91,36 +70,24 @@ class DeviceRoom:
     def _mark(self) -> int:
         return int(SHARE_OF_PEAK * (self._peak or 0))
 
-    def holes(self) -> list[Hole]:
-        """Blocks that take no new memory from the device, largest first.
+    def holes(self) -> list[int]:
+        """Sizes of blocks that take no new memory from the device, largest first.
 
         What the allocator has is in pieces; a block that is larger than each of them would be
         added to what the process has reserved.
         """
         if not self._measured:
-            return [Hole(size=1 << 62)]
+            return [1 << 62]
         stream = torch.cuda.current_stream(self._device).cuda_stream
-        found = [
-            Hole(size=block["size"], address=block["address"])
+        sizes = [
+            block["size"]
             for segment in torch.cuda.memory_snapshot()
             if segment["device"] == self._device.index and segment["stream"] == stream
             for block in segment["blocks"]
             if block["state"] == "inactive" and block["size"] >= _LEAST_HOLE_BYTES
         ]
         new = self._most_reserved - torch.cuda.memory_reserved(self._device)
-        return sorted([*found, Hole(size=max(0, new))], key=lambda hole: hole.size, reverse=True)
-
-    def take(self, nbytes: int, hole: Hole) -> torch.Tensor:
-        """uint8[nbytes] of device memory at the upper end of `hole`; see [Note: upper ends].
-
-        Args:
-            nbytes: At most the hole's size.
-            hole: One of `holes()`, with nothing allocated since.
-        """
-        lower = _fillers(hole, hole.size - -(-nbytes // _GRAIN) * _GRAIN, device=self._device)
-        block = torch.empty(nbytes, dtype=torch.uint8, device=self._device)
-        del lower
-        return block
+        return sorted([*sizes, max(0, new)], reverse=True)
 
     def free_bytes(self) -> int:
         """Bytes that may be staged now."""
@@ -143,27 +110,3 @@ class DeviceRoom:
         before, self._peak_when_empty = self._peak_when_empty, None
         now = torch.cuda.max_memory_allocated(self._device)
         return 0 if before is None or now <= before else now
-
-
-def _fillers(hole: Hole, nbytes: int, *, device: torch.device) -> list[torch.Tensor]:
-    """Blocks that keep the lower `nbytes` of a hole taken while they live.
-
-    The allocator picks the smallest hole that is large enough: while that is another one, it is
-    kept too, and asked again.
-    """
-    taken: list[torch.Tensor] = []
-    if hole.address is None or nbytes < _LEAST_FILLER_BYTES:
-        return taken
-    while len(taken) < _MOST_FILLERS:
-        taken.append(torch.empty(nbytes, dtype=torch.uint8, device=device))
-        if taken[-1].data_ptr() == hole.address:
-            break
-    return taken
-
-
-# [Note: upper ends]
-# The allocator gives the lower end of the smallest block that is large enough. State that visits
-# stays there under most of the next forward, whose activations come meanwhile: at the lower end it
-# would push them to the far side, where they part the memory that the logits need in one piece,
-# and the process would reserve more for good. At the upper end activations lie as they would
-# without it. On a 3.2B model, by a replay of the allocator's trace: 40.3 GB against 39.9 reserved.

@@ -16,7 +16,6 @@ import torch
 from forebay.engine.gradients import follow
 from forebay.engine.masters import refresh_master
 from forebay.engine.record import GradientState
-from forebay.engine.room import Hole
 from forebay.model.layout import SUM_ITEM_BYTES
 from forebay.optim.flat_state import FlatState
 from forebay.plan.placement import MasterLayout
@@ -120,10 +119,10 @@ class Streamer:
                 break
             # what the allocator has is looked through only when there is room at all
             holes = self._room.holes() if holes is None else holes
-            batch, taken, hole = [], 0, holes.pop(0) if holes else Hole(size=0)
+            batch, taken, hole = [], 0, holes.pop(0) if holes else 0
             while unit is not None:
                 state, gradient = _state_bytes(unit), _gradient_bytes(unit)
-                if taken + state > hole.size or room < state + gradient:
+                if taken + state > hole or room < state + gradient:
                     break
                 batch.append(unit)
                 taken, room = taken + state, room - state - gradient
@@ -131,7 +130,7 @@ class Streamer:
                 unit = self._next()
             if not batch:
                 break
-            self._fetch(batch, self._block(taken, hole, units=len(batch)))
+            self._fetch(batch, self._block(taken, units=len(batch)))
             moved += taken
         return moved
 
@@ -186,10 +185,10 @@ class Streamer:
             _return_sums(part, records, sums, ticket)
         return staged
 
-    def _block(self, nbytes: int, hole: Hole, *, units: int) -> torch.Tensor:
+    def _block(self, nbytes: int, *, units: int) -> torch.Tensor:
         what = f"state of {units} units on their visit"
         reservation = self._ledger.reserve(Tier.DEVICE, Role.STAGING, nbytes, what=what)
-        block = self._room.take(nbytes, hole)
+        block = torch.empty(nbytes, dtype=torch.uint8, device=self._accelerator.device)
         weakref.finalize(block.untyped_storage(), reservation.release).atexit = False
         return block
 

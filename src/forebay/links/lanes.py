@@ -103,7 +103,10 @@ class Lanes:
                     fault.fail_text,
                 )
             engines.append(engine)
-        self.down = core.Link(engines[0], accelerator.new_stream(), 2, shuffle, "down")
+        # A user's read of one number never waits for what waits for computation.
+        self.down = core.Link(
+            engines[0], accelerator.new_stream(), 2, shuffle, "down", awaits_events=True
+        )
         self.up = core.Link(engines[1], accelerator.new_stream(), 2, shuffle, "up")
         # Weights that a pass fetches wait for computation before them; state must not wait behind.
         self.loading = core.Link(engines[2], accelerator.new_stream(), 2, shuffle, "load")
