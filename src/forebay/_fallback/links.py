@@ -1,7 +1,7 @@
 """Copy plans, staging rings and links that copy before they return."""
 
 # The signatures are the native core's.
-# ruff: noqa: ARG002, FBT001, PLR0913, PLR0917
+# ruff: noqa: ARG002, FBT001, FBT002, PLR0913, PLR0917
 
 from __future__ import annotations
 
