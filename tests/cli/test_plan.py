@@ -139,7 +139,12 @@ def test_every_way_in_one_process_runs_or_says_that_it_is_not_built(tmp_path, wa
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["7e9"], "give one of --machine and --profile"),
+        (["7e9"], "a plan needs a machine: give --machine or --profile"),
+        (["7e9", "--machine", "h100", "--profile", "x.json"], "h100 .* x.json are two machines"),
+        (
+            ["7e9", "--machine", "h100", "--optimizer", "lion", "--config", "x.json"],
+            "does not run the optimizer lion yet: there is no configuration to write",
+        ),
         (["7e9", "--machine", "a1"], "--machine 'a1' is not in the catalog, which knows v100-32"),
         (["nowhere", "--machine", "h100"], "nowhere is neither a file or folder nor a parameter"),
         (["0", "--machine", "h100"], "parameters is 0; it must be a whole number from 1"),
@@ -178,3 +183,40 @@ def test_profiles_of_another_version_are_refused(capsys, tmp_path):
     code, _, err = _run(capsys, "7e9", "--profile", path)
     assert code == 2
     assert "is a profile of version 1, and this forebay reads version 2" in err
+
+
+def test_an_optimizer_that_is_not_built_has_a_forecast_and_no_configuration(capsys):
+    code, out, _ = _run(capsys, "7e9", "--machine", "h100", "--optimizer", "lion", "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert "config" not in found
+    assert found["recommended"]["not_built"] == "the optimizer lion"
+
+
+def test_more_devices_than_the_machine_has_are_said(capsys):
+    _, out, _ = _run(capsys, "7e9", "--machine", "h100", "--devices", 9)
+    assert "this machine has 8 devices, not 9" in out
+    for devices in (1, 8):
+        _, out, _ = _run(capsys, "7e9", "--machine", "h100", "--devices", devices)
+        assert "this machine has" not in out
+
+
+def test_the_configuration_names_units_of_a_model_that_was_read(capsys, tmp_path):
+    shape = {
+        "model_type": "llama",
+        "hidden_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 24,
+        "num_key_value_heads": 8,
+        "intermediate_size": 8192,
+        "vocab_size": 128256,
+        "tie_word_embeddings": True,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    words = ["--machine", "4090", "--sequence", 1024, "--json"]
+    _, out, _ = _run(capsys, tmp_path, *words)
+    units = json.loads(out)["config"]["forebay"]["streamed_units"]
+    assert units == list(range(len(units)))
+    assert 0 < len(units) < 30
+    _, out, _ = _run(capsys, "3.2e9", *words)
+    assert "forebay" not in json.loads(out)["config"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,7 +15,19 @@ import forebay
 from forebay import ConfigError, UnsupportedError
 from forebay.engine import offload_with
 from forebay.ops.adam import DeepSpeedCPUAdam, FusedAdam
-from unit.engine_cases import CPU, PLACES, adamw, close, mlp, offloaded, run, same, weights
+from unit.engine_cases import (
+    CPU,
+    PLACES,
+    adamw,
+    batches,
+    close,
+    loss_of,
+    mlp,
+    offloaded,
+    run,
+    same,
+    weights,
+)
 
 
 def _interleaved(model: nn.Sequential) -> list[dict]:
@@ -87,6 +100,25 @@ def test_direction_is_one_for_all_groups():
     run(plain, adamw(plain, maximize=True))
     with offloaded(model, source=adamw(model, maximize=True)) as optimizer:
         run(model, optimizer)
+        assert close(weights(model), weights(plain))
+
+
+@pytest.mark.parametrize("name", list(PLACES))
+@pytest.mark.parametrize("micro", [1, 3])
+def test_going_up_the_gradient_wherever_state_lives(name, micro):
+    """Decay still pulls down, and a clipped norm is the same: only the gradient's sign turns."""
+    plain, model = mlp(), mlp()
+    source = adamw(plain, maximize=True)
+    for index, x in enumerate(batches(4 * micro)):
+        loss_of(plain, x).backward()
+        if index % micro == micro - 1:
+            torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.5)
+            source.step()
+            source.zero_grad()
+    options = replace(PLACES[name], clip_norm=0.5)
+    with offloaded(model, options, source=adamw(model, maximize=True)) as optimizer:
+        first, *_, last = run(model, optimizer, micro=micro)
+        assert last > first
         assert close(weights(model), weights(plain))
 
 

@@ -80,7 +80,7 @@ def test_impossible_clipping(value):
         optimizer.clip_grad_norm_(value)
 
 
-@pytest.mark.parametrize("device", ["cuda", "xpu"])
+@pytest.mark.parametrize("device", ["cuda", "xpu", "tpu", "cuda:x"])
 def test_devices_that_are_not_there(device):
     if device == "cuda" and torch.cuda.is_available():
         pytest.skip("there is one")

@@ -37,7 +37,7 @@ def accelerator_for(device: torch.device | str | None = None) -> Accelerator:
     Raises:
         UnsupportedError: A device type without an accelerator here, or CUDA without a GPU.
     """
-    chosen = default_device() if device is None else torch.device(device)
+    chosen = default_device() if device is None else _parsed(device)
     if chosen.type == "cpu":
         return CpuAccelerator()
     if chosen.type == "cuda":
@@ -51,3 +51,13 @@ def accelerator_for(device: torch.device | str | None = None) -> Accelerator:
         f"device type {chosen.type!r} is not supported",
         hint="forebay runs on cuda and cpu devices",
     )
+
+
+def _parsed(device: torch.device | str) -> torch.device:
+    try:
+        return torch.device(device)
+    except RuntimeError as error:
+        raise UnsupportedError(
+            f"device {device!r} is no device that torch knows",
+            hint="forebay runs on cuda and cpu devices",
+        ) from error

@@ -92,7 +92,7 @@ def plan(  # noqa: PLR0913 - one parameter for each option
         return 0
     from forebay.plan.ask import Asked, question_of
     from forebay.plan.choose import choose
-    from forebay.plan.explain import as_dict, as_text
+    from forebay.plan.explain import as_dict, as_text, config_of
 
     question = question_of(
         Asked(
@@ -117,11 +117,12 @@ def plan(  # noqa: PLR0913 - one parameter for each option
         _compare(question, picture=picture, as_json=as_json)
         return 0
     choice = choose(question)
-    found = as_dict(choice) if as_json or config else {}
-    if config is not None and "config" in found:
-        config.write_text(json.dumps(found["config"], indent=2) + "\n", encoding="utf-8")
+    if config is not None and choice.best is not None:
+        text = json.dumps(config_of(choice, choice.best), indent=2)
+        config.write_text(f"{text}\n", encoding="utf-8")
         typer.echo(f"wrote {config}", err=True)
-    typer.echo(json.dumps(found, indent=2) + "\n" if as_json else as_text(choice), nl=False)
+    shown = json.dumps(as_dict(choice), indent=2) + "\n" if as_json else as_text(choice)
+    typer.echo(shown, nl=False)
     return 0 if choice.best is not None else 1
 
 

@@ -78,7 +78,8 @@ def question_of(asked: Asked) -> Question:
     profile = _profile(asked)
     node = profile.node
     assert node is not None
-    devices = node.devices if asked.devices is None else asked.devices
+    has_devices = node.devices
+    devices = has_devices if asked.devices is None else asked.devices
     devices = _whole(devices, "--devices", most=_MOST_DEVICES)
     nodes = _whole(asked.nodes, "--nodes", most=_MOST_NODES)
     profile = _for_cluster(profile, devices=devices, nodes=nodes)
@@ -100,6 +101,7 @@ def question_of(asked: Asked) -> Question:
             ),
         ),
         free_micro_batch=free,
+        has_devices=has_devices,
         names_units=asked.model is not None and _COUNT.fullmatch(asked.model) is None,
     )
 
@@ -127,9 +129,14 @@ def _share(asked: Asked, cluster: Cluster) -> tuple[int, int | None]:
 
 
 def _profile(asked: Asked) -> Profile:
-    if (asked.machine is None) == (asked.profile is None):
+    if asked.machine is not None and asked.profile is not None:
         raise ConfigError(
-            "a plan needs a machine: give one of --machine and --profile",
+            f"--machine {asked.machine} and --profile {asked.profile} are two machines",
+            hint="leave one of them out",
+        )
+    if asked.machine is None and asked.profile is None:
+        raise ConfigError(
+            "a plan needs a machine: give --machine or --profile",
             hint=f"catalogued machines: {', '.join(CATALOG)}; measure this one with: forebay "
             "probe --output FILE",
         )

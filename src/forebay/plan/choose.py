@@ -53,6 +53,7 @@ class Question:
         workload: Its `micro_batch` times `accumulation` is each device's share of an update.
         free_micro_batch: Whether the planner may divide that share: the largest micro-batch it may
             choose; None keeps the workload's.
+        has_devices: Devices that the machine has as it is; None where nobody asked for others.
         names_units: Whether the shape is a model's own, not made from a count: then a
             configuration may name its units.
     """
@@ -62,6 +63,7 @@ class Question:
     cluster: Cluster
     workload: Workload
     free_micro_batch: int | None = None
+    has_devices: int | None = None
     names_units: bool = False
 
 

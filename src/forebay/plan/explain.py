@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from forebay.plan.choose import Candidate, Choice
 
-__all__ = ["as_dict", "as_text", "sentence", "warnings_of"]
+__all__ = ["as_dict", "as_text", "config_of", "sentence", "warnings_of"]
 
 _ROLES = {
     "lp_params": "weights",
@@ -165,6 +165,12 @@ def warnings_of(choice: Choice) -> Iterator[str]:
     best, question = choice.best, choice.question
     work, node = question.workload, question.profile.node
     assert node is not None
+    asked, has = question.cluster.devices_per_node, question.has_devices
+    if has is not None and asked > has:
+        yield (
+            f"this machine has {has} device{'s' if has > 1 else ''}, not {asked}: the figures are "
+            f"of a machine with {asked} that share its host memory, drives and network as they are"
+        )
     lacks = not_built(best.setup) if best else ""
     if lacks:
         yield f"this version does not run {lacks} yet; the figures are a forecast only"
@@ -226,12 +232,22 @@ def as_dict(choice: Choice) -> dict[str, Any]:
         return found
     found["recommended"] = _candidate(best)
     found["tokens_per_second"] = tokens_per_second(choice, best)
-    places = best.step.places if best.step and choice.question.names_units else ()
-    found["config"] = ready_config(best.setup, places=places)
+    if best.setup.workload.state.built:
+        found["config"] = config_of(choice, best)
     found["margins"] = [
         {"change": one.what, "seconds": one.seconds, "saves": one.saves} for one in margins(choice)
     ]
     return found
+
+
+def config_of(choice: Choice, one: Candidate) -> dict[str, Any]:
+    """The configuration of a candidate, its units named where the shape is the model's own.
+
+    Raises:
+        ConfigError: forebay does not run the optimizer.
+    """
+    places = one.step.places if one.step and choice.question.names_units else ()
+    return ready_config(one.setup, places=places)
 
 
 def _candidate(one: Candidate) -> dict[str, Any]:

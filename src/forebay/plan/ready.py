@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from forebay.errors import ConfigError
 from forebay.plan.placement import UpdatePlace
 from forebay.plan.setup import Home
 from forebay.plan.workload import Precision
@@ -48,6 +49,9 @@ def ready_config(
         places: Where its units update; none where the state has one place.
         learning_rate: A start; the right one is the user's to know.
 
+    Raises:
+        ConfigError: forebay does not run the optimizer.
+
     Example:
         >>> from forebay.plan.workload import Workload
         >>> setup = Setup(
@@ -57,6 +61,12 @@ def ready_config(
         {'stage': 2, 'offload_optimizer': {'device': 'cpu'}}
     """
     work = setup.workload
+    if not work.state.built:
+        raise ConfigError(
+            f"forebay does not run the optimizer {work.optimizer} yet: there is no configuration "
+            "to write",
+            hint="plan with --optimizer adamw or adam for one",
+        )
     zero: dict[str, Any] = {"stage": setup.stage}
     for key, home in (("offload_optimizer", setup.optimizer), ("offload_param", setup.weights)):
         if home is Home.HOST:
@@ -68,7 +78,7 @@ def ready_config(
         "train_micro_batch_size_per_gpu": work.micro_batch,
         "gradient_accumulation_steps": work.accumulation,
         "gradient_clipping": 1.0,
-        "optimizer": {"type": work.state.built or "AdamW", "params": {"lr": learning_rate}},
+        "optimizer": {"type": work.state.built, "params": {"lr": learning_rate}},
         "zero_optimization": zero,
     }
     if work.precision is Precision.BF16:
