@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 
 from forebay.cli.main import main
 from forebay.hardware.profile import load_profile
 from forebay.probe.environment import State, report
 from forebay.probe.measuring import Effort, measure, thread_counts
+from forebay.probe.system import read_system
 from forebay.probe.workload import rate_in_common
 
 _SMALL = Effort(elements=1 << 18, link_bytes=4 << 20, repeats=1)
@@ -31,6 +33,7 @@ def test_what_is_measured_loads_again(tmp_path, native):
     assert profile.rates().host_memory > 1e6
     assert {rate.dtype for rate in profile.matrix} == {"float32", "bfloat16"}
     assert profile.node.cores >= 1
+    assert profile.system == read_system(torch.device("cpu"))
 
 
 class _Done:

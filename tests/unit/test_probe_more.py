@@ -18,6 +18,7 @@ from forebay.hardware.profile import read_profile
 from forebay.probe.device import device_copy, launch_seconds, matrix_rates
 from forebay.probe.environment import State, report
 from forebay.probe.folder import measure_drive
+from forebay.probe.system import HUGE_PAGES, read_system
 
 
 def test_a_drive_is_written_and_read_and_left_as_it_was(tmp_path):
@@ -57,6 +58,25 @@ def test_a_report_names_limits_and_their_remedies(tmp_path):
         assert found[part].remedy or found[part].state is State.WORKS
     if len(os.sched_getaffinity(0)) > 1:
         assert "2 nodes" in found["NUMA"].detail
+
+
+def test_a_profile_says_what_the_system_allowed(tmp_path):
+    system, proc = tmp_path / "sys", tmp_path / "proc"
+    group = system / "fs" / "cgroup"
+    group.mkdir(parents=True)
+    (group / "cpu.max").write_text("150000 100000\n")
+    (group / "memory.max").write_text(f"{3 << 30}\n")
+    (proc / "self").mkdir(parents=True)
+    (proc / "self" / "cgroup").write_text("0::/\n")
+    pages = system / HUGE_PAGES
+    pages.parent.mkdir(parents=True)
+    pages.write_text("always [madvise] never\n")
+    found = read_system(torch.device("cpu"), sys=system, proc=proc)
+    assert (found.huge_pages, found.direct_storage) == ("madvise", "missing")
+    assert (found.memory_limit_bytes, found.processor_limit) == (3 << 30, 1.5)
+    bare = read_system(torch.device("cpu"), sys=tmp_path / "none", proc=tmp_path / "none")
+    assert bare.huge_pages == "unknown"
+    assert bare.memory_limit_bytes is bare.processor_limit is None
 
 
 def test_the_device_is_measured():

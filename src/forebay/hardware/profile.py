@@ -23,6 +23,7 @@ from forebay.hardware.rates import (
     MatrixRate,
     Network,
     Node,
+    System,
     ThreadRate,
 )
 from forebay.plan.solve import Rates
@@ -37,6 +38,7 @@ __all__ = [
     "Network",
     "Node",
     "Profile",
+    "System",
     "ThreadRate",
     "load_profile",
     "read_profile",
@@ -91,6 +93,7 @@ class Profile:
         node: Capacities; None where nobody asked for them.
         drives: Drives for state; None without.
         network: Between ranks; None where it was not measured.
+        system: What the system allowed meanwhile; None of a catalogued machine.
         corrections: What runs taught.
         version: Format of the file.
     """
@@ -106,6 +109,7 @@ class Profile:
     node: Node | None = None
     drives: Drives | None = None
     network: Network | None = None
+    system: System | None = None
     corrections: Corrections = UNCORRECTED
     version: int = PROFILE_VERSION
 

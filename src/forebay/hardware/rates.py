@@ -12,6 +12,7 @@ __all__ = [
     "MatrixRate",
     "Network",
     "Node",
+    "System",
     "ThreadRate",
 ]
 
@@ -121,6 +122,26 @@ class Network:
     inside: float
     across: float | None = None
     latency_seconds: float = 20e-6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class System:
+    """What the system allowed while the rest was measured: figures of another setting differ.
+
+    Attributes:
+        huge_pages: Setting of transparent huge pages; "unknown" where the system has none.
+        direct_storage: "works" where GPUDirect Storage's driver and library are there, else
+            "missing".
+        memlock_bytes: What the process may lock by itself; None without a limit.
+        memory_limit_bytes: Memory that control groups allow; None without a limit.
+        processor_limit: Processors' worth that they allow; None without a limit.
+    """
+
+    huge_pages: str
+    direct_storage: str
+    memlock_bytes: int | None = None
+    memory_limit_bytes: int | None = None
+    processor_limit: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,7 @@ from forebay.hardware.cgroup import cpu_quota
 from forebay.hardware.limits import HostLimit, host_ceiling, locked_memory_limit
 from forebay.hardware.storage import storage_of
 from forebay.links.direct_storage import find_direct_storage
+from forebay.probe.system import HUGE_PAGES, huge_pages
 from forebay.units_of_measure import format_bytes
 
 if TYPE_CHECKING:
@@ -202,12 +203,7 @@ def _host(sys: Path, proc: Path) -> Iterator[Finding]:
 
 
 def _huge_pages(sys: Path) -> Finding:
-    path = sys / "kernel" / "mm" / "transparent_hugepage" / "enabled"
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError:
-        text = ""
-    chosen = text.partition("[")[2].partition("]")[0]
+    chosen = huge_pages(sys)
     if chosen in ("always", "madvise"):
         return Finding(
             part="huge pages", state=State.WORKS, detail=f"transparent ones, on {chosen}"
@@ -215,8 +211,9 @@ def _huge_pages(sys: Path) -> Finding:
     return Finding(
         part="huge pages",
         state=State.LIMITED,
-        detail=f"{path} says {chosen or 'nothing'}: updates spend more time on address look-ups",
-        remedy=f"write madvise to {path}",
+        detail=f"{sys / HUGE_PAGES} says {chosen or 'nothing'}: updates spend more time on address "
+        "look-ups",
+        remedy=f"write madvise to {sys / HUGE_PAGES}",
     )
 
 

@@ -23,6 +23,7 @@ from forebay.hardware.profile import LinkRates, Machine, Node, Profile, ThreadRa
 from forebay.probe.device import device_copy, launch_seconds, matrix_rates
 from forebay.probe.folder import measure_drive
 from forebay.probe.ranks import is_rank, join_ranks, measure_ranks
+from forebay.probe.system import read_system
 from forebay.probe.workload import (
     LinkEnds,
     PartState,
@@ -108,6 +109,7 @@ def measure(
         device_memory=device_copy(accelerator),
         launch_seconds=launch_seconds(accelerator),
         node=this_node(accelerator),
+        system=read_system(accelerator.device),
     )
 
 
