@@ -87,6 +87,12 @@ def engine_for(model: nn.Module, case: dict):
     }
     if case["offload"] == "nvme":
         config["zero_optimization"]["offload_optimizer"]["nvme_path"] = tempfile.gettempdir()
+    if case.get("parameters") == "nvme":
+        config["zero_optimization"] |= {
+            "stage": 3,
+            "stage3_max_live_parameters": 1,
+            "offload_param": {"device": "nvme", "max_in_cpu": 0},
+        }
     return forebay.initialize(model=model, config=config)[0]
 
 

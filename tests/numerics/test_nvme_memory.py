@@ -33,6 +33,16 @@ def test_a_budget_of_a_quarter_of_the_state():
     assert numbers["ledger"]["host:optim_states"] > 0
 
 
+def test_a_budget_of_a_quarter_of_the_state_with_weights_in_files():
+    """Weights are in neither memory: the pool on the device holds two layers of 24."""
+    budget = STATE // 4
+    (numbers,) = run({**CASE, "host_budget": budget, "parameters": "nvme"})
+    _check(numbers, budget)
+    assert numbers["ledger"]["nvme:lp_params"] >= numbers["model"]
+    assert placed(numbers, "device") < numbers["model"] // 8
+    assert max(numbers["resident"]) <= numbers["before"] - numbers["model"] + budget + 24 * MIB
+
+
 @pytest.mark.slow
 def test_swap_buffers_scale_with_the_budget():
     """64 MiB and a model of 40 MB: buffers take 8 MiB at most, and the run passes."""

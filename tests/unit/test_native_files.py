@@ -46,6 +46,20 @@ def _queue(core, backend, depth=4, block=4 * PAGE, *switches):
     return core.FileQueue(backend, depth, block, *switches)
 
 
+def test_what_is_waited_for_passes_bulk(native, tmp_path):
+    """Weights that a pass waits for come before state that was read ahead of them."""
+    scripted = native.ScriptedBackend(native.ThreadBackend(2), 1, 4000)
+    queue = _queue(native, scripted, 2, PAGE)
+    files, memory = _files(native, tmp_path), Pages(64)
+    queue.write(files, [(0, memory.address, 64 * PAGE)]).wait(30)
+    bulk = [queue.read(files, [(0, memory.address, 64 * PAGE)], 1) for _ in range(3)]
+    first = queue.read(files, [(0, memory.address, PAGE)], 0)
+    assert first.wait(30)
+    assert not bulk[0].done
+    assert all(ticket.wait(30) for ticket in bulk)
+    queue.close()
+
+
 @pytest.mark.parametrize("pages", [0, 1, 4, 5, 33])
 @pytest.mark.parametrize(("single", "overlap"), [(False, True), (True, False)])
 def test_what_was_written_comes_back(core, backend, tmp_path, pages, single, overlap):

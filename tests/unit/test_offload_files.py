@@ -48,6 +48,7 @@ def test_two_lines_train_from_files_with_the_same_bits(tmp_path):
         {"nvme_path": folders, "aio": aio},
         {"nvme_path": tmp_path, "parameters": "host"},
         {"nvme_path": tmp_path, "parameters": "nvme"},
+        {"nvme_path": folders, "parameters": "nvme", "aio": {"block_size": 4096}},
     ):
         assert all(torch.equal(a, b) for a, b in zip(expected, _weights(**more), strict=True))
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from forebay.errors import TransferError
+from forebay.links.host_nvme import Urgency
 from forebay.plan.records import STATE, SUM_ELEMENTS, RecordForm, records, sum_bytes
 from forebay.tiers.host import HostArena
 from forebay.tiers.ledger import Role
@@ -195,7 +196,8 @@ class FileState:
         record = self.records[index]
         after = [] if self.written[index] is None else [self.written[index]]
         span = self._span(record, index, role, first, last - first)
-        self._wait(self._space.link.read(span, after=after), record, role)
+        ticket = self._space.link.read(span, after=after, urgency=Urgency.WAITED_FOR)
+        self._wait(ticket, record, role)
         held = self._scratch(last - first)
         for block in range(0, held.numel(), SUM_ELEMENTS):
             at = self._sum_index(record, role, first + block)

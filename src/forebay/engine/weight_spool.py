@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from forebay.engine.direct_weights import DirectWeights
+from forebay.links.host_nvme import Urgency
 from forebay.links.lanes import PIECE_BYTES
 from forebay.plan.memory import weight_buffer_bytes
 from forebay.plan.program import Lane, OpKind
@@ -134,7 +135,9 @@ class WeightSpool:
             if written is not None:
                 users = [*users, written]
             span = piece.span(address)
-            read = self._lanes.hold(self._link.read(span, after=users))
+            # Before state that is read ahead: there may be gigabytes of that in the queue.
+            ticket = self._link.read(span, after=users, urgency=Urgency.WAITED_FOR)
+            read = self._lanes.hold(ticket)
             self._lanes.observer.submitted(Lane.READ, read, span[2])
             self._lanes.traffic[Lane.READ] += span[2]
             known = piece.sums(self._lanes, "compare", at=address, after=[read])

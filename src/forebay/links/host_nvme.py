@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from forebay.links.fake import FileFaultScript
 
-__all__ = ["FileAccess", "FileBackendKind", "FileLink"]
+__all__ = ["FileAccess", "FileBackendKind", "FileLink", "Urgency"]
 
 # 64 MiB in flight at the default block length; more threads than that help no drive.
 _MOST_THREADS = 64
@@ -58,6 +58,15 @@ class FileAccess:
     def depth(self) -> int:
         """Requests in flight."""
         return self.queue_depth * self.parallelism
+
+
+class Urgency(Enum):
+    """Which transfer goes first, whenever a block ends; the older one among equals."""
+
+    WAITED_FOR = 0
+    """A pass computes once it is there."""
+    BULK = 1
+    """Read ahead, or written behind."""
 
 
 class FileLink:
@@ -113,13 +122,19 @@ class FileLink:
         """Requests that have been made so far."""
         return int(self._queue.blocks)
 
-    def read(self, span: tuple[int, int, int], *, after: Sequence[Any] = ()) -> Any:
+    def read(
+        self,
+        span: tuple[int, int, int],
+        *,
+        after: Sequence[Any] = (),
+        urgency: Urgency = Urgency.BULK,
+    ) -> Any:
         """Fill memory: (offset, address, bytes), all multiples of 4096."""
-        return self._queue.read(self._files, [span], 0, list(after))
+        return self._queue.read(self._files, [span], urgency.value, list(after))
 
     def write(self, span: tuple[int, int, int], *, after: Sequence[Any] = ()) -> Any:
         """Write memory: (offset, address, bytes), all multiples of 4096."""
-        return self._queue.write(self._files, [span], 0, list(after))
+        return self._queue.write(self._files, [span], Urgency.BULK.value, list(after))
 
     def close(self) -> None:
         """Stop; what is still queued fails. Idempotent."""
