@@ -73,6 +73,8 @@ def ready_config(
             zero[key] = {"device": "cpu"}
         elif home is Home.NVME:
             zero[key] = {"device": "nvme", "nvme_path": _NVME_PATH}
+    if setup.weights is Home.NVME:
+        zero["offload_param"]["max_in_cpu"] = 0  # the plan counts none
     config: dict[str, Any] = {
         "train_batch_size": work.micro_batch * work.accumulation * setup.ranks,
         "train_micro_batch_size_per_gpu": work.micro_batch,
