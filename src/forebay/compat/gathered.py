@@ -12,6 +12,7 @@ from forebay.compat.inputs import DTYPES
 from forebay.config.facts import Facts
 from forebay.config.resolve import resolve
 from forebay.engine.collector import hook_of
+from forebay.engine.watched import WatchedParameters
 from forebay.engine.weight_files import WeightFiles
 from forebay.engine.whole_state import take_from_rank
 from forebay.errors import UnsupportedError
@@ -126,6 +127,7 @@ class GatheredParameters(contextlib.AbstractContextManager[None]):
             chosen = [cast("nn.Parameter", params)]
         else:
             chosen = list(params)
+        self._frozen = _frozen_of(params) if isinstance(params, nn.Module) and enabled else []
         self._params: list[nn.Parameter] = chosen if enabled else []
         self._modifier = modifier_rank
         self._stack = contextlib.ExitStack()
@@ -141,6 +143,9 @@ class GatheredParameters(contextlib.AbstractContextManager[None]):
                 records = [h.record for h in found if h is not None and h.engine is engine]
                 engine.quiesce("a window on parameters")
                 stack.enter_context(engine.streaming.window(records))
+            for watched, param in self._frozen:
+                stack.enter_context(watched.showing(param))
+            _refuse_away(self._params)
             self._stack = stack.pop_all()
 
     def __exit__(self, *exc_info: object) -> None:
@@ -150,6 +155,28 @@ class GatheredParameters(contextlib.AbstractContextManager[None]):
                 if hook is not None:
                     take_from_rank(hook.engine, param, rank=self._modifier)
         self._stack.close()
+
+
+def _frozen_of(module: nn.Module) -> list[tuple[WatchedParameters, nn.Parameter]]:
+    """Frozen parameters of a module that come and go, with who brings them."""
+    return [
+        (owner._parameters, param)
+        for owner in module.modules()
+        if isinstance(owner._parameters, WatchedParameters)
+        for param in owner._parameters.values()
+        if param is not None and hook_of(param) is None
+    ]
+
+
+def _refuse_away(params: Iterable[nn.Parameter]) -> None:
+    """Nothing on a frozen parameter says whose it is; its module does."""
+    for param in params:
+        if hook_of(param) is None and param.numel() > 1 and not any(param.stride()):
+            raise UnsupportedError(
+                f"a frozen parameter of shape {tuple(param.shape)} is not on the device, and only "
+                "its module can bring it",
+                hint="GatheredParameters(module), or read it as module.weight",
+            )
 
 
 def weights_from(model: nn.Module, path: str | Path) -> nn.Module:

@@ -101,8 +101,9 @@ def _weight_place(update: UpdatePlace, options: EngineOptions) -> WeightPlace:
     return WeightPlace.RANKS if is_sharded and weights is WeightPlace.DEVICE else weights
 
 
-def place(spec: ModelSpec, *, options: EngineOptions, device: torch.device) -> Placement:
+def place(model: InspectedModel, *, options: EngineOptions, device: torch.device) -> Placement:
     """The placement that the options ask for; see `with_pool` for streamed weights' room."""
+    spec = model.spec
     places = places_for(options, _update_places(spec, options, device))
     units = tuple(
         UnitPlacement(
@@ -114,8 +115,17 @@ def place(spec: ModelSpec, *, options: EngineOptions, device: torch.device) -> P
         )
         for index, (unit, place) in enumerate(zip(spec.units, places, strict=True))
     )
+    frozen = tuple(
+        UnitPlacement(
+            layout=layout_unit(unit.name, index=index, params=unit.params, world_size=1),
+            update=UpdatePlace.HOST,
+            weights=WeightPlace.HOST,
+        )
+        for index, unit in enumerate(model.frozen.units, start=len(units))
+    )
     placement = Placement(
         units=units,
+        frozen=frozen,
         accumulation=accumulation_for(options),
         backwards_per_update=options.backwards_per_update,
         bf16_master=options.bf16_master,

@@ -26,6 +26,7 @@ from forebay.engine.build import (
 from forebay.engine.collector import Collector
 from forebay.engine.executor import Executor
 from forebay.engine.files import connect_files
+from forebay.engine.frozen import build_frozen, look_at
 from forebay.engine.hooks import HookActions, ModuleHooks
 from forebay.engine.learned_sums import LearnedSums
 from forebay.engine.masters import refresh_master
@@ -45,7 +46,6 @@ from forebay.engine.unit import NanSource
 from forebay.hardware.limits import SwapWatch
 from forebay.links.lanes import Lanes
 from forebay.links.observer import Moment
-from forebay.model.inspect import inspect_model
 from forebay.model.origin import origin_of
 from forebay.optim.device_math import math_for
 from forebay.optim.rule import AdamRule
@@ -127,17 +127,11 @@ class Engine:
     def _plan(self, model: nn.Module) -> InspectedModel:
         """Look, decide and refuse; nothing is touched."""
         options = self.options
-        inspected = inspect_model(
-            model,
-            groups=self.groups,
-            unit_elements=options.unit_elements,
-            whole=options.whole_modules,
-            cast_to=options.cast_to,
-        )
+        inspected = look_at(model, groups=self.groups, options=options)
         refuse_taken(inspected.params)
         self.accelerator = accelerator_for(options.device)
         device = self.accelerator.device
-        placed = place(inspected.spec, options=options, device=device)
+        placed = place(inspected, options=options, device=device)
         self.placement = with_pool(placed, root=model, model=inspected, options=options)
         refuse_what_does_not_fit(self.placement, options=options, cpu=device.type == "cpu")
         return inspected
@@ -151,8 +145,10 @@ class Engine:
         )
         self.ledger, self.page_locking = memory.ledger, memory.page_locking
         self.cores = core_share(options)
-        self.units = build_units(
-            inspected, placement=self.placement, memory=memory, source=origin_of(self.module)
+        placement, source = self.placement, origin_of(self.module)
+        self.units = build_units(inspected, placement=placement, memory=memory, source=source)
+        self.frozen = build_frozen(
+            inspected.params, placement=placement, memory=memory, source=source
         )
         move_the_rest(self.module, trained=inspected.params, device=device, cast_to=options.cast_to)
         self.accelerator.trim()
@@ -174,12 +170,13 @@ class Engine:
         self._streamer = Streamer(
             lanes=self.lanes, accelerator=self.accelerator, ledger=self.ledger, room=self._room
         )
+        every = (*self.units, *self.frozen)
         self._barrier = Barrier(
-            self.units, lanes=self.lanes, nans=self._nans, forget_visits=self._streamer.drop
+            every, lanes=self.lanes, nans=self._nans, forget_visits=self._streamer.drop
         )
         self.lanes.ranks = queue_of(options, count=len(self.units), device=device)
         self.streaming = Streaming(
-            self.units,
+            every,
             placement=self.placement,
             lanes=self.lanes,
             memory=self._memory,
@@ -385,7 +382,7 @@ class Engine:
             for record in self.collector.records:
                 if record.holds(record.param.grad):
                     record.param.grad = None
-            for unit in self.units:
+            for unit in (*self.units, *self.frozen):
                 for part in unit.parts:
                     part.close()
             self._executor.close()

@@ -5,7 +5,7 @@ Parameters view NaN then. Who reads one through its module, or its state dict, i
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from forebay.engine.watched import WatchedParameters
 from forebay.errors import EngineClosedError
@@ -18,11 +18,13 @@ __all__ = ["leave_gone"]
 
 def leave_gone(module: nn.Module) -> None:
     """Let reads of a module's own weights raise EngineClosedError, for good."""
-    module._parameters = WatchedParameters(dict(module._parameters.items()), _refuse)
+    module._parameters = WatchedParameters(
+        dict(module._parameters.items()), _refuse, showing=_refuse
+    )
     module.register_state_dict_pre_hook(_refuse)
 
 
-def _refuse(*_: Any) -> None:
+def _refuse(*_: Any) -> NoReturn:
     raise EngineClosedError(
         "weights were spread over ranks (stage 3) and went with their engine when it was closed",
         hint="call engine.state_dict() on every rank before close(), or save a checkpoint; load it "

@@ -149,6 +149,11 @@ class EngineOptions:
         return 1 if self.order is AccumulationOrder.LAYER else self.backwards or 1
 
     @property
+    def streams_frozen(self) -> bool:
+        """Whether frozen weights live on the host too; over ranks they stay on the device."""
+        return self.weights is not WeightPlace.DEVICE and self.sharding.size == 1
+
+    @property
     def sharding(self) -> Sharding:
         """How state is spread over the ranks."""
         if self.group is None:

@@ -48,7 +48,8 @@ def with_pool(
         BudgetError: What is used at the same time does not fit.
         UnsupportedError: Part of the model is compiled.
     """
-    streamed = [unit.layout for unit in placement.units if unit.weights is not WeightPlace.DEVICE]
+    every = (*placement.units, *placement.frozen)
+    streamed = [unit.layout for unit in every if unit.weights is not WeightPlace.DEVICE]
     if not streamed:
         return placement
     refuse_compiled(root)
@@ -79,8 +80,10 @@ def with_pool(
 
 
 def _say_what_stays(root: nn.Module, model: InspectedModel) -> None:
-    """Frozen parameters are not streamed; a user with many of them should know."""
-    trained = {id(param) for param in model.params}
-    frozen = sum(param.nbytes for param in root.parameters() if id(param) not in trained)
+    """What is neither trained nor comes and goes; a user with much of it should know."""
+    known = {id(param) for param in model.params}
+    frozen = sum(param.nbytes for param in root.parameters() if id(param) not in known)
     if frozen > _LITTLE_BYTES:
-        _log.warning("%s of frozen parameters stay on the device", format_bytes(frozen))
+        _log.warning(
+            "%s of parameters that are not trained stay on the device", format_bytes(frozen)
+        )

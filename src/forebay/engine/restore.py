@@ -116,7 +116,7 @@ def match(engine: Engine, checkpoint: Checkpoint, *, scope: Scope, is_strict: bo
             _refuse_other_kind(record.param, entry)
             used.add(id(entry))
             trained.append((record, entry))
-    for named in untrained_tensors(engine.module, engine.collector.records):
+    for named in untrained_tensors(engine):
         entry = _find(by_name, named.names, tuple(named.tensor.shape))
         if entry is not None:
             _refuse_other_kind(named.tensor, entry)

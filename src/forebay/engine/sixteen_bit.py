@@ -53,7 +53,7 @@ def save_sixteen_bit(engine: Engine, path: Path, *, excludes_frozen: bool) -> No
     sources = [_weight(record, gathers) for record in engine.collector.records]
     sources += [
         _source(other.names[0], other.tensor.detach().contiguous())
-        for other in untrained_tensors(engine.module, engine.collector.records)
+        for other in untrained_tensors(engine)
         if other.kind is not Kind.FROZEN or not excludes_frozen
     ]
 

@@ -186,7 +186,7 @@ def take_snapshot(engine: Engine, run: RunState) -> Snapshot:
         (r.unit, r.label, r.param, r.param._version) for r in engine.collector.records
     ]
     others = []
-    for named in untrained_tensors(engine.module, engine.collector.records):
+    for named in untrained_tensors(engine):
         if named.kind is Kind.FROZEN and run.excludes_frozen:
             continue
         others.append(_other(named))
@@ -257,11 +257,19 @@ def _moment_of(record: ParamRecord, piece: Segment, role: Role) -> Callable[[Ten
     return partial(TensorSource, value=held, owner=owner)
 
 
-def untrained_tensors(model: nn.Module, records: list[ParamRecord]) -> list[NamedTensor]:
-    """Frozen parameters and persistent buffers, each once with all its names."""
-    trained = {id(record.param) for record in records}
+def untrained_tensors(engine: Engine) -> list[NamedTensor]:
+    """Frozen parameters and persistent buffers, each once with all its names.
+
+    Parameters that come and go are the tensors in which their weights live.
+    """
+    trained = {id(record.param) for record in engine.collector.records}
+    away = {
+        id(record.param): record.part.stored(record.slot)
+        for unit in engine.frozen
+        for record in unit.records
+    }
     found: dict[int, tuple[list[str], Kind, torch.Tensor]] = {}
-    for prefix, module in model.named_modules():
+    for prefix, module in engine.module.named_modules():
         dot = f"{prefix}." if prefix else ""
         members = [(name, p, Kind.FROZEN) for name, p in module._parameters.items()]
         members += [
@@ -273,8 +281,8 @@ def untrained_tensors(model: nn.Module, records: list[ParamRecord]) -> list[Name
             if value is not None and id(value) not in trained:
                 found.setdefault(id(value), ([], kind, value))[0].append(dot + name)
     return [
-        NamedTensor(names=tuple(names), kind=kind, tensor=value)
-        for names, kind, value in found.values()
+        NamedTensor(names=tuple(names), kind=kind, tensor=away.get(key, value))
+        for key, (names, kind, value) in found.items()
     ]
 
 

@@ -8,6 +8,7 @@ stay too, unless their room is needed. Saved-tensor hooks lie around each frame
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -15,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from forebay.engine.gone_weights import leave_gone
-from forebay.engine.masters import keep_written, settle_stored
+from forebay.engine.masters import keep_written, refresh_master, settle_stored
 from forebay.engine.module_hook import ModuleHook
 from forebay.engine.refusals import compiled_error
 from forebay.engine.unit import WeightState
 from forebay.engine.watched import WatchedParameters
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from torch import nn
     from torch.utils.hooks import RemovableHandle
@@ -117,7 +118,9 @@ class StreamingHooks:
             module.register_load_state_dict_post_hook(self._hook(self._after_load)),
         ]
         self._watched.append(module)
-        module._parameters = WatchedParameters(module._parameters, self._on_read)
+        module._parameters = WatchedParameters(
+            module._parameters, self._on_read, showing=self._showing
+        )
 
     def _streamed(self, module: nn.Module) -> list[tuple[str, ParamRecord, Unit]]:
         """A module's own weights that live on the host: name, record, unit."""
@@ -234,6 +237,13 @@ class StreamingHooks:
                 frame.read.append(unit)
         elif unit.state is not WeightState.READY:
             self._residency.show(unit)
+
+    @contextlib.contextmanager
+    def _showing(self, param: nn.Parameter) -> Iterator[None]:
+        record, unit = self._members[id(param)]
+        with self._residency.showing(unit):
+            yield
+            refresh_master(record)
 
     def gradient_arrived(self, param: nn.Parameter) -> None:
         """Backward has done with a parameter."""

@@ -172,7 +172,9 @@ class Unit:
             assert source is not None
             value = source.read(slot.names, param)
             # its type of device cannot change in place; the parameter stays the same object
-            torch.utils.swap_tensors(param, torch.nn.Parameter(part.weight(slot)))
+            torch.utils.swap_tensors(
+                param, torch.nn.Parameter(part.weight(slot), requires_grad=param.requires_grad)
+            )
         else:
             value = param.data
         with torch.no_grad():

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     from torch import nn
 
@@ -23,15 +24,18 @@ class WatchedParameters(dict[str, "nn.Parameter | None"]):
     Args:
         members: What was in the module.
         on_read: Called with a parameter before it is handed out.
+        showing: Keeps a parameter on the device inside a `with` block.
     """
 
     def __init__(
         self,
         members: dict[str, nn.Parameter | None],
         on_read: Callable[[nn.Parameter], None],
+        showing: Callable[[nn.Parameter], AbstractContextManager[None]],
     ) -> None:
         super().__init__(members)
         self._on_read = on_read
+        self.showing = showing
 
     def __getitem__(self, name: str) -> nn.Parameter | None:
         param = super().__getitem__(name)

@@ -17,9 +17,9 @@ from forebay.model.whole import whole_modules
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["InspectedModel", "inspect_model", "refuse_wrapped"]
+__all__ = ["DTYPES", "InspectedModel", "inspect_model", "names_and_owners", "refuse_wrapped"]
 
-_DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 OUTSIDE = "outside the model"
 
 
@@ -29,13 +29,15 @@ class InspectedModel:
 
     Attributes:
         spec: Units and parameters as values.
-        params: The trained parameters, by `ParamSpec.index`.
+        params: The parameters, by `ParamSpec.index`, trained ones first.
         owners: For each of them, the modules that hold it directly (several when tied).
+        frozen: Units that are not trained and come and go; see `forebay.model.frozen`.
     """
 
     spec: ModelSpec
     params: tuple[nn.Parameter, ...]
     owners: tuple[tuple[nn.Module, ...], ...]
+    frozen: ModelSpec
 
 
 def refuse_wrapped(model: nn.Module) -> None:
@@ -96,7 +98,7 @@ def refuse_meta(model: nn.Module) -> None:
 def _dtype_name(param: nn.Parameter, name: str, cast_to: torch.dtype | None) -> str:
     cast = cast_to is not None and param.dtype is torch.float32
     try:
-        return _DTYPES[cast_to if cast and cast_to is not None else param.dtype]
+        return DTYPES[cast_to if cast and cast_to is not None else param.dtype]
     except KeyError:
         raise UnsupportedError(
             f"parameter {name} has dtype {param.dtype}",
@@ -130,9 +132,10 @@ def _refuse_shared_memory(
             )
 
 
-def _names_and_owners(
+def names_and_owners(
     model: nn.Module,
 ) -> tuple[dict[int, list[str]], dict[int, list[nn.Module]]]:
+    """By the `id` of each parameter, all its names and the modules that hold it directly."""
     names: dict[int, list[str]] = {}
     owners: dict[int, list[nn.Module]] = {}
     for prefix, module in model.named_modules(remove_duplicate=True):
@@ -164,7 +167,7 @@ def inspect_model(
         UnsupportedError: Wrapped models, foreign dtypes, memory that two parameters share.
     """
     refuse_wrapped(model)
-    names, owners = _names_and_owners(model)
+    names, owners = names_and_owners(model)
     group_of: dict[int, int] = {}
     given: dict[int, nn.Parameter] = {}
     for index, group in enumerate(groups):
@@ -213,4 +216,5 @@ def inspect_model(
         spec=ModelSpec(units=tuple(specs)),
         params=tuple(params),
         owners=tuple(tuple(owners.get(id(p), ())) for p in params),
+        frozen=ModelSpec(units=()),
     )

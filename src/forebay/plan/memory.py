@@ -130,6 +130,11 @@ def forecast(placement: Placement, *, device_page_bytes: int = 1) -> dict[tuple[
             )
             for key, value in sizes.items():
                 total[key] = total.get(key, 0) + value
+    for unit in placement.frozen:
+        key = ("host", "lp_params")
+        for part in unit.layout.parts:
+            nbytes = _rounded(ITEM_BYTES[part.dtype] * part.elements, mmap.PAGESIZE)
+            total[key] = total.get(key, 0) + nbytes
     if placement.pool_bytes:
         key = ("device", "lp_params")
         total[key] = total.get(key, 0) + placement.pool_bytes

@@ -174,6 +174,8 @@ class Placement:
 
     Attributes:
         units: Every unit in module order.
+        frozen: Units of weights that are not trained and come and go as those of others; their
+            indices follow.
         accumulation: How a window's addends are summed for units that update on the host.
         backwards_per_update: Backwards in a window as far as known; a hint, never a condition.
         bf16_master: Layout of masters behind bf16 weights.
@@ -187,6 +189,7 @@ class Placement:
 
     units: tuple[UnitPlacement, ...]
     accumulation: Accumulation
+    frozen: tuple[UnitPlacement, ...] = ()
     backwards_per_update: int = 1
     bf16_master: SixteenBitMaster = SixteenBitMaster.SPLIT
     piece_elements: int = 4 << 20  # 8 MiB of bf16: a link's bandwidth saturates from there on
