@@ -17,6 +17,7 @@ from forebay.comm.torch_group import TorchGroup
 from forebay.engine import EngineOptions, offload_with
 from forebay.engine.file_space import NvmeOptions
 from forebay.plan import UpdatePlace, WeightPlace
+from forebay.plan.policies import EXACT, Policy
 
 # One small buffer: every piece of every rank comes and goes in every step.
 _FILES = NvmeOptions(paths=(Path(tempfile.gettempdir()),), buffer_count=1, buffer_elements=1)
@@ -42,6 +43,7 @@ class Recipe:
     think_seconds: float = 0.0
     exchange: Exchange = field(default_factory=Exchange)
     sharers: int | None = None
+    policy: Policy = EXACT
 
 
 def model_of(dtype: torch.dtype, blocks: int = 0) -> nn.Module:
@@ -56,6 +58,15 @@ def model_of(dtype: torch.dtype, blocks: int = 0) -> nn.Module:
     model = nn.Sequential(*layers).to(dtype)
     model.register_parameter("empty", nn.Parameter(torch.zeros(0, dtype=dtype)))
     return model
+
+
+def optimizer_of(model: nn.Module) -> torch.optim.AdamW:
+    """Two groups that interleave in the model."""
+    decayed = [p for p in model.parameters() if p.ndim > 1]
+    plain = [p for p in model.parameters() if p.ndim <= 1]
+    return torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": 0.1}, {"params": plain, "lr": 3e-3}], lr=1e-2
+    )
 
 
 def digest(tensors: list[torch.Tensor]) -> str:
@@ -116,11 +127,7 @@ def train(recipe: Recipe) -> dict[str, object]:
     join(recipe.backend)
     device = device_of(recipe)
     model = model_of(recipe.dtype, recipe.blocks)
-    decayed = [p for p in model.parameters() if p.ndim > 1]
-    plain = [p for p in model.parameters() if p.ndim <= 1]
-    source = torch.optim.AdamW(
-        [{"params": decayed, "weight_decay": 0.1}, {"params": plain, "lr": 3e-3}], lr=1e-2
-    )
+    source = optimizer_of(model)
     group: TorchGroup | SlowGroup = TorchGroup()
     if recipe.sharers is not None:
         group.split(recipe.sharers)
@@ -141,6 +148,7 @@ def train(recipe: Recipe) -> dict[str, object]:
         stage=recipe.stage,
         exchange=recipe.exchange,
         nvme=_FILES if recipe.place is UpdatePlace.NVME else None,
+        policy=recipe.policy,
     )
     _, optimizer = offload_with(model, source, options=options)
     losses, norms, began = [], [], time.monotonic()
@@ -163,6 +171,9 @@ def train(recipe: Recipe) -> dict[str, object]:
         "weights": digest(list(model.state_dict().values())),
         "bytes": {} if queue is None else {k.value: n for k, n in queue.collectives.nbytes.items()},
         "steps": [record.step for record in engine.collector.records],
+        "slices": [
+            (record.segment.start, record.segment.elements) for record in engine.collector.records
+        ],
         "ledger": {f"{r.tier.value} {r.role.value}": r.nbytes for r in engine.ledger.table()},
     }
     optimizer.close()

@@ -31,6 +31,8 @@ class _Param:
         self.gathered, self.count = torch.zeros_like(self.master), 0
         self.hidden = False
         self.important = None
+        # (start, elements) of every rank's slice; one that is the whole without
+        self.slices = ()
         self.rest_norm = self.important_norm = 0.0
 
     def addends(self, grads):
@@ -41,24 +43,27 @@ class _Param:
         return total.reshape(-1)
 
     def select(self, grad, ratio):
-        """The columns with the largest sums of squares."""
+        """The columns with the largest sums of squares, in each rank's slice."""
+        self.important = torch.ones_like(self.master, dtype=torch.bool)
         if self.param.ndim < 2:
-            self.important = torch.ones_like(self.master, dtype=torch.bool)
             return
-        columns = math.prod(self.param.shape[1:])
-        rows = grad.double().pow(2).view(-1, columns)
-        sums = torch.zeros(columns, dtype=torch.float64)
-        for block in rows.split(256):
-            tree = torch.cat([block, block.new_zeros(256 - len(block), columns)])
-            while len(tree) > 1:
-                tree = tree[: len(tree) // 2] + tree[len(tree) // 2 :]
-            sums = sums + tree[0].cpu()
-        order = sorted(range(columns), key=lambda c: (-sums[c].item(), c))
+        self.columns = columns = math.prod(self.param.shape[1:])
         self.kept = min(columns, max(1, int(ratio * columns)))
-        chosen = torch.zeros(columns, dtype=torch.bool)
-        chosen[order[: self.kept]] = True
-        self.columns = columns
-        self.important = chosen.expand(len(rows), columns).reshape(-1).to(grad.device)
+        for start, elements in self.slices or [(0, self.master.numel())]:
+            here = slice(start, start + elements)
+            squares = torch.zeros(-(-(start % columns + elements) // columns) * columns).double()
+            squares[start % columns : start % columns + elements] = grad[here].cpu().double() ** 2
+            sums = torch.zeros(columns, dtype=torch.float64)
+            for block in squares.view(-1, columns).split(256):
+                tree = torch.cat([block, block.new_zeros(256 - len(block), columns)])
+                while len(tree) > 1:
+                    tree = tree[: len(tree) // 2] + tree[len(tree) // 2 :]
+                sums = sums + tree[0]
+            order = sorted(range(columns), key=lambda c, of=sums: (-of[c].item(), c))
+            chosen = torch.zeros(columns, dtype=torch.bool)
+            chosen[order[: self.kept]] = True
+            which = torch.arange(start, start + elements) % columns
+            self.important[here] = chosen[which].to(grad.device)
 
     def update(self, where, grad, scale):
         """One Adam step of the elements in `where`, which is all or a mask."""

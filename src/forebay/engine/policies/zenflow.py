@@ -98,6 +98,9 @@ class ZenFlowUpdates(UpdatePolicy):
         self._gradients = WatchedGradients(parts.executor.gradients, look=self._look)
         parts.executor.use(self._gradients)
         self._running: dict[int, _Running] = {}
+        # Parameters that had a gradient on any rank, in this interval and in the one before it.
+        self._gathered: set[int] = set()
+        self._hidden: set[int] = set()
         self._rest_norms: dict[int, float] = {}
         self._important_norms: dict[int, float] = {}
         self._interval = 0
@@ -161,11 +164,13 @@ class ZenFlowUpdates(UpdatePolicy):
             self._update_important(unit, present[unit.index], order)
         for unit in units:
             self._gather(unit, present[unit.index], order.scale)
+        self._gathered.update(*changed.values())
         self._interval += 1
         if self._rest_is_due([r for unit in units for r in present[unit.index]], order.scale):
             self._put_in_force(units, changed)
             for unit in units:
                 self._update_rest(unit)
+            self._hidden, self._gathered = self._gathered, set()
             if not self._settings.overlaps:
                 self._put_in_force(units, changed)
             self._interval = 0
@@ -251,11 +256,13 @@ class ZenFlowUpdates(UpdatePolicy):
     def _put_in_force(self, units: Sequence[Unit], changed: dict[int, set[int]]) -> None:
         """Send up the weights of updates of the rest that have run."""
         for unit in units:
+            changed[unit.index] |= self._hidden & {record.index for record in unit.records}
             running = self._running.pop(unit.index, None)
-            if running is None:
-                continue
-            changed[unit.index] |= running.changed
-            self._publish(unit, running)
+            if running is not None:
+                # ranks may still be gathering its last weights, own slices included
+                self._parts.barrier.make_ready(unit)
+                self._publish(unit, running)
+        self._hidden.clear()
 
     def _publish(self, unit: Unit, running: _Running) -> None:
         arenas = dict(zip(unit.parts, running.used, strict=True))
