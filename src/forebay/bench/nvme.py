@@ -5,21 +5,20 @@ Where fio is not installed, beside a plain loop of direct reads and writes, one 
 
 from __future__ import annotations
 
-import contextlib
-import json
 import mmap
 import os
 import shutil
 import statistics
-import subprocess
 import time
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from forebay import native
+from forebay.bench.fio import Fio
 from forebay.bench.tables import Table
-from forebay.errors import ConfigError, StorageError
+from forebay.errors import ConfigError
 from forebay.hardware.storage import storage_of
 from forebay.links.host_nvme import FileAccess, FileBackendKind
 from forebay.probe.drive import Drive, Moved
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = ["NvmeBench", "NvmeSpec", "bench_nvme"]
-
-_ENGINES: Final = ("io_uring", "libaio")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,11 +50,12 @@ class NvmeSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NvmeBench:
-    """All rounds: (contestant, action) -> what each took."""
+    """All rounds: (contestant, action) -> what each took; `notes` say what fio could not do."""
 
     spec: NvmeSpec
     file_system: str
     rounds: dict[tuple[str, str], list[Moved]]
+    notes: tuple[str, ...] = ()
 
     def table(self) -> Table:
         """Medians over rounds; ratios to the best of fio (or the loop) within a round."""
@@ -90,6 +88,7 @@ class NvmeBench:
                 f"{spec.nbytes >> 20} MiB in blocks of {spec.block_bytes >> 10} KiB, {spec.depth} "
                 f"in flight, direct access, {self.file_system}.",
                 "Cores per GB/s: processor time of the whole process, user and system, per GB.",
+                *self.notes,
             ),
         )
 
@@ -124,11 +123,12 @@ def bench_nvme(
         f"forebay {kind.value}": _queue(drive, spec, kind)
         for kind in (FileBackendKind.URING, FileBackendKind.THREADS)
     }
-    if fio is None:
+    jobs = None if fio is None else Fio(fio, spec=spec)
+    if jobs is not None and jobs.engines:
+        contestants |= {f"fio {engine}": partial(jobs.move, engine) for engine in jobs.engines}
+    else:
         loop = _Loop(spec)
         contestants["a loop"] = loop.move
-    else:
-        contestants |= {f"fio {engine}": _fio(fio, spec, engine) for engine in _ENGINES}
     rounds: dict[tuple[str, str], list[Moved]] = {}
     try:
         for number in range(spec.rounds + 1):
@@ -143,59 +143,17 @@ def bench_nvme(
         if loop is not None:
             loop.close()
     storage = storage_of(spec.path)
-    return NvmeBench(spec=spec, file_system=f"{storage.kind} on {storage.source}", rounds=rounds)
+    return NvmeBench(
+        spec=spec,
+        file_system=f"{storage.kind} on {storage.source}",
+        rounds=rounds,
+        notes=() if jobs is None else tuple(jobs.notes),
+    )
 
 
 def _queue(drive: Drive, spec: NvmeSpec, kind: FileBackendKind) -> Callable[[str], Moved]:
     access = FileAccess(block_bytes=spec.block_bytes, queue_depth=spec.depth, backend=kind)
     return lambda action: drive.move(action, access, nbytes=spec.nbytes)
-
-
-def _fio(fio: str, spec: NvmeSpec, engine: str) -> Callable[[str], Moved]:
-    """One job over the very file that the queue uses: another one may lie elsewhere on a disk."""
-    file = _open_file_in(spec.path)
-
-    def run(action: str) -> Moved:
-        done = subprocess.run(
-            [
-                fio,
-                "--name=forebay",
-                f"--filename={file}",
-                "--allow_file_create=0",
-                f"--ioengine={engine}",
-                f"--rw={action}",
-                f"--bs={spec.block_bytes}",
-                f"--iodepth={spec.depth}",
-                f"--size={spec.nbytes}",
-                "--direct=1",
-                "--thread",
-                "--output-format=json",
-            ],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        job = json.loads(done.stdout)["jobs"][0]
-        side, seconds = job[action], job[action]["runtime"] / 1e3
-        share = (job["usr_cpu"] + job["sys_cpu"]) / 100
-        return Moved(
-            nbytes=side["io_bytes"],
-            seconds=side["io_bytes"] / (side["bw_bytes"] or 1),
-            cpu_seconds=share * seconds,
-            backend=engine,
-        )
-
-    return run
-
-
-def _open_file_in(folder: Path) -> str:
-    """A path to the file without a name that this process has open in a folder."""
-    begin = f"{folder.resolve()}/"
-    for link in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):
-            if str(link.readlink()).startswith(begin):
-                return f"/proc/{os.getpid()}/fd/{link.name}"
-    raise StorageError(f"no file of this process is open in {folder}")
 
 
 class _Loop:
