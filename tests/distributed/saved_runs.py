@@ -13,6 +13,8 @@ from torch import nn
 
 import forebay
 from distributed.training import digest
+from forebay.checkpoint.disk import RealDisk
+from forebay.checkpoint.folder import CheckpointFolder
 from forebay.errors import CheckpointError
 from forebay.optim.reference import round_to
 from forebay.utils import (
@@ -240,3 +242,11 @@ def local_values(run: Run) -> dict[str, bool]:
         checks["weight"] = bool(torch.equal(weight, rounded))
         go_on(engine, 1, 2)
         return checks
+
+
+def load_latest(folder: str, run: Run) -> int:
+    """Updates that the newest complete checkpoint has."""
+    newest = CheckpointFolder(Path(folder), disk=RealDisk()).complete()[0]
+    with engine_of(run, seed=4) as engine:
+        engine.load_checkpoint(folder, newest.name.lstrip("."))
+        return engine.global_steps
