@@ -97,7 +97,7 @@ def _piece(engine: Engine, record: ParamRecord, first: int, last: int) -> torch.
         spans.append((begin, max(begin, min(last, held.start + held.elements))))
     longest = max(end - begin for begin, end in spans)
     begin, end = spans[engine.placement.sharding.rank]
-    own = torch.zeros(longest, dtype=part.dtype, device=part.own_weights.device)
+    own = torch.zeros(longest, dtype=part.dtype, device=part.device)
     at = record.segment.offset + begin - record.segment.start
     if begin < end:
         own[: end - begin] = part.read_own_weights(at, at + end - begin)

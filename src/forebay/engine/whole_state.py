@@ -29,11 +29,13 @@ def whole_of(engine: Engine, record: ParamRecord, held: torch.Tensor) -> torch.T
     if sharding.size == 1 or part.elements == part.layout.elements:
         return held.clone().view(slot.shape)
     pieces = [part.layout.shard(rank).segment(slot) for rank in range(sharding.size)]
-    own = held.new_zeros(max(*(piece.elements for piece in pieces), 1))
+    longest = max(*(piece.elements for piece in pieces), 1)
+    # on the device: between GPUs nothing else travels
+    own = torch.zeros(longest, dtype=held.dtype, device=part.device)
     own[: held.numel()] = held.reshape(-1)
     rows = engine.ranks.gather(own)
     joined = [row[: piece.elements] for row, piece in zip(rows, pieces, strict=True)]
-    return torch.cat(joined).view(slot.shape)
+    return torch.cat(joined).to(held.device).view(slot.shape)
 
 
 def whole_gradient(engine: Engine, record: ParamRecord) -> torch.Tensor | None:

@@ -54,7 +54,7 @@ _CHECKPOINTS: Final[tuple[Key, ...]] = (
     section("checkpoint", "How checkpoints are written and read."),
     *moot(
         "checkpoint",
-        reason="in one process there is one tag",
+        reason="ranks that save under different tags are always refused",
         rows={
             "tag_validation": (
                 choice(
@@ -100,7 +100,7 @@ _CHECKPOINTS: Final[tuple[Key, ...]] = (
     ),
     *moot(
         "checkpoint.writer",
-        reason="one writer: four threads, blocks of 16 MiB from where the state lives",
+        reason="each rank has one writer: four threads, blocks of 16 MiB from where its state lives",
         rows={
             "type": (choice("FAST", "PYTHON"), "FAST", "Implementation."),
             "io_buffer_size": (POSITIVE, 64 << 20, "Bytes per write."),
