@@ -100,7 +100,7 @@ _CHECKPOINTS: Final[tuple[Key, ...]] = (
     ),
     *moot(
         "checkpoint.writer",
-        reason="each rank has one writer: four threads, blocks of 16 MiB from where its state lives",
+        reason="each rank has one writer: four threads, blocks of 16 MiB from its state",
         rows={
             "type": (choice("FAST", "PYTHON"), "FAST", "Implementation."),
             "io_buffer_size": (POSITIVE, 64 << 20, "Bytes per write."),
