@@ -48,6 +48,7 @@ class Run:
         precision: "bf16", "fp16" or "" for fp32.
         beside: `checkpoint.writer.decoupled`.
         dropout: Drawn from each rank's own generator.
+        sharers: `zero_optimization.mics_shard_size`.
     """
 
     stage: int = 2
@@ -56,9 +57,11 @@ class Run:
     precision: str = "bf16"
     beside: bool = False
     dropout: float = 0.1
+    sharers: int = -1
 
     def __str__(self) -> str:
-        return f"{self.stage}-{self.offload}-{self.units}-{self.precision}-{self.beside}"
+        names = (self.stage, self.offload, self.units, self.precision, self.beside, self.sharers)
+        return "-".join(map(str, names))
 
 
 class Net(nn.Module):
@@ -97,6 +100,7 @@ def engine_of(run: Run, *, seed: int = 0) -> Any:
         "zero_optimization": {
             "stage": run.stage,
             "sub_group_size": run.units,
+            "mics_shard_size": run.sharers,
             **_OFFLOADS[run.offload],
         },
         "checkpoint": {"writer": {"decoupled": run.beside}},
@@ -164,10 +168,10 @@ def save(folder: str, runs: list[Run], saved: int, last: int) -> list[dict[str, 
     return results
 
 
-def load(folder: str, tags: list[str], runs: list[Run], last: int) -> list[dict[str, Any]]:
-    """Load every checkpoint into every layout, and go on."""
+def load(folder: str, jobs: list[tuple[Run, list[str]]], last: int) -> list[dict[str, Any]]:
+    """Load checkpoints into each layout, one after the other, and go on from each."""
     results = []
-    for run in runs:
+    for run, tags in jobs:
         with engine_of(run, seed=5) as engine:
             go_on(engine, 20, 21)  # whatever it has done before is gone
             for tag in tags:

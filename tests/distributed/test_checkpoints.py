@@ -39,27 +39,44 @@ def _check(results: list[list[dict]], saved: list[list[dict]], *, same_size: boo
                 assert result["end"] == then["end"], what
 
 
-def _round(folder, runs: list[Run], sizes: tuple[int, ...]) -> None:
-    tags = [str(run) for run in runs]
+def _round(folder, jobs: list[tuple[Run, list[str]]], sizes: tuple[int, ...]) -> None:
+    """Save every layout on each number of ranks, and load on each what the jobs say."""
+    runs = [run for run, _ in jobs]
     for size in sizes:
         place = folder / str(size)
         saved = ranks.run(size, saved_runs.save, str(place), runs, _SAVED, _LAST, seconds=400)
         for by_rank in saved:  # layouts of one number of ranks train alike
             assert all(result == by_rank[0] for result in by_rank)
         for other in sizes:
-            loaded = ranks.run(other, saved_runs.load, str(place), tags, runs, _LAST, seconds=900)
+            loaded = ranks.run(other, saved_runs.load, str(place), jobs, _LAST, seconds=900)
             _check(loaded, saved, same_size=size == other)
 
 
 def test_a_few_layouts_on_two_and_three_ranks(tmp_path):
-    _round(tmp_path, _QUICK, (2, 3))
+    """Each loads the next one's; the whole square is in the slow suite."""
+    following = [*_QUICK[1:], _QUICK[0]]
+    jobs = [(run, [str(other)]) for run, other in zip(_QUICK, following, strict=True)]
+    _round(tmp_path, jobs, (2, 3))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("precision", ["bf16", "fp16", ""])
 def test_every_layout_on_one_to_three_ranks(tmp_path, precision):
-    _round(tmp_path, [replace(run, precision=precision) for run in _ALL], (1, 2, 3))
+    runs = [replace(run, precision=precision) for run in _ALL]
+    _round(tmp_path, [(run, [str(other) for other in runs]) for run in runs], (1, 2, 3))
+
+
+def test_copies_of_the_state_share_the_writing(tmp_path):
+    """Four ranks, two copies of two slices: every byte once, and loaded with and without copies."""
+    run = Run(stage=3, sharers=2)
+    saved = ranks.run(4, saved_runs.save, str(tmp_path), [run], _SAVED, _LAST)
+    manifest = json.loads((tmp_path / str(run) / MANIFEST).read_bytes())
+    middle = next(e for e in manifest["parameters"] if e["names"][0] == "middle.weight")
+    assert len({piece["file"] for piece in middle["slices"]["master"]}) > 2
+    for target in (run, replace(run, sharers=-1)):
+        loaded = ranks.run(4, saved_runs.load, str(tmp_path), [(target, [str(run)])], _LAST)
+        _check(loaded, saved, same_size=target == run)
 
 
 def test_each_rank_writes_its_own_slices_once(tmp_path):

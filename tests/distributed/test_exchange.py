@@ -86,13 +86,13 @@ def test_each_pair_of_four_ranks_holds_a_copy():
 
 
 @pytest.mark.parametrize("how", ["mics", "mesh"])
-def test_copies_by_configuration_or_mesh(how):
-    results = ranks.run(4, scripts.copies, how)
+def test_copies_by_configuration_or_mesh(how, tmp_path):
+    results = ranks.run(4, scripts.copies, how, str(tmp_path))
     assert [r["sharers"] for r in results] == [(0, 1), (0, 1), (2, 3), (2, 3)]
     assert len({r["weights"] for r in results}) == 1
 
 
 def test_groups_that_do_not_come_out():
-    for kind, message in ranks.collect(ranks.start(3, scripts.copies, "mics")):
+    for kind, message in ranks.collect(ranks.start(3, scripts.copies, "mics", "unused")):
         assert kind == "ConfigError", message
         assert "mics_shard_size is 2, and there are 3 ranks" in message

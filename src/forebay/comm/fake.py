@@ -29,7 +29,7 @@ class _Wrapped:
         self._inner = inner
         self.rank, self.size = inner.rank, inner.size
         self.local_rank, self.local_size = inner.local_rank, inner.local_size
-        self.shard, self.sharers = inner.shard, inner.sharers
+        self.shard, self.sharers, self.copy = inner.shard, inner.sharers, inner.copy
 
     def tell(self, values: torch.Tensor, *, what: str) -> torch.Tensor:
         """See `Group`."""

@@ -53,6 +53,11 @@ class Group(Protocol):
         """Those ranks, this one included, in the order of their slices; all of them by default."""
         ...
 
+    @property
+    def copy(self) -> int:
+        """Which of the copies of the state they hold, counted from 0."""
+        ...
+
     def all_to_all(self, received: torch.Tensor, sent: torch.Tensor) -> None:
         """Exchange equal slices among sharers.
 

@@ -43,6 +43,7 @@ class TorchGroup:
         size: Number of ranks.
         shard: This rank among the sharers of one copy; see `Group`.
         sharers: Those ranks.
+        copy: Which copy they hold.
         local_rank: As torchrun counts it.
         local_size: Likewise.
     """
@@ -56,6 +57,7 @@ class TorchGroup:
         self._data: Any = distributed.group.WORLD
         self._copies: Any = None
         self.shard, self.sharers = self.rank, tuple(range(self.size))
+        self.copy = 0
         self._on_host = distributed.get_backend() == "gloo"
         self._control: Any = None
         store = c10d._get_default_store()
@@ -95,6 +97,7 @@ class TorchGroup:
         self._data = mesh.get_group(last)
         self._copies = mesh.get_group(0) if mesh.ndim == 2 else None
         self.shard = mesh.get_local_rank(last)
+        self.copy = mesh.get_local_rank(0) if mesh.ndim == 2 else 0
         self.sharers = tuple(distributed.get_process_group_ranks(self._data))
 
     def _serial(self, store: Any, name: str) -> int:

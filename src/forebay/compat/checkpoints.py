@@ -109,7 +109,6 @@ class Checkpoints:
             CheckpointError: It (or an earlier one beside training) could not be saved; earlier
                 checkpoints are as they were.
         """
-        self._refuse_copies("save_checkpoint")
         spec = self._config.checkpoint
         request = SaveRequest(
             folder=Path(save_dir),
@@ -135,15 +134,6 @@ class Checkpoints:
         self._saver.save(request, run)
         self._show()
         return True
-
-    def _refuse_copies(self, what: str) -> None:
-        group = self._core.options.group
-        if group is not None and len(group.sharers) < group.size:
-            raise UnsupportedError(
-                f"{what} is not supported yet with several copies of the state "
-                f"({len(group.sharers)} of {group.size} ranks hold one)",
-                hint="call module.state_dict() on every rank, and save the weights on rank 0",
-            )
 
     def _refuse_ranks(self, what: str) -> None:
         sharding = self._core.placement.sharding
@@ -242,7 +232,6 @@ class Checkpoints:
         custom_load_fn: Callable[..., Any] | None = None,
     ) -> dict[str, Any]:
         """`load_checkpoint` for a checkpoint's own folder; returns its client_state."""
-        self._refuse_copies("load_checkpoint")
         self.wait_for_checkpoint()
         everything = load_optimizer_states and not load_module_only
         scheduler = self._steps.scheduler if load_lr_scheduler_states else None

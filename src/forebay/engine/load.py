@@ -14,6 +14,7 @@ from forebay.checkpoint.disk import RealDisk
 from forebay.checkpoint.folder import CheckpointFolder
 from forebay.checkpoint.reader import Checkpoint
 from forebay.comm.together import Together
+from forebay.engine.duty import Duty
 from forebay.engine.restore import Scope, match, restore
 from forebay.engine.whole_state import gather_weights
 from forebay.errors import CheckpointError
@@ -23,8 +24,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from forebay.checkpoint.manifest import Manifest
+    from forebay.engine.duty import Duty
     from forebay.engine.engine import Engine
-    from forebay.engine.restore import Match
+from forebay.engine.restore import Match
 
 __all__ = ["LoadRequest", "find_checkpoint", "load_checkpoint"]
 
@@ -93,7 +95,7 @@ def load_checkpoint(engine: Engine, found: Path, request: LoadRequest) -> Manife
             checkpoint = stack.enter_context(Checkpoint(found))
             plan = match(engine, checkpoint, scope=request.scope, is_strict=request.is_strict)
             request.check(checkpoint.manifest)
-            plan.verify(checkpoint, engine.placement.sharding)
+            plan.verify(checkpoint, Duty.of(engine.options.group))
             return checkpoint, plan
 
         checkpoint, plan = together.run(_verify, what=what)

@@ -16,6 +16,7 @@ import torch
 
 from forebay.checkpoint.header import DTYPES
 from forebay.checkpoint.manifest import Kind, Role
+from forebay.engine.duty import Duty
 from forebay.engine.random_state import RandomState
 from forebay.engine.snapshot import untrained_tensors
 from forebay.errors import CheckpointError, ForebayError
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from forebay.engine.engine import Engine
     from forebay.engine.record import ParamRecord
     from forebay.optim.loss_scale import LossScale
-    from forebay.plan.placement import Sharding
 
 __all__ = ["Match", "Scope", "match", "restore", "write_master"]
 
@@ -68,7 +68,7 @@ class Match:
         weights = {Role.MASTER, Role.VALUE}
         return frozenset(Role if self.scope is Scope.EVERYTHING else weights)
 
-    def verify(self, checkpoint: Checkpoint, sharding: Sharding) -> None:
+    def verify(self, checkpoint: Checkpoint, duty: Duty) -> None:
         """Read this rank's share of all bytes and compare checksums; all ranks' shares are all.
 
         A rank's share of a trained parameter is what no other rank answers for.
@@ -76,16 +76,16 @@ class Match:
         Raises:
             CheckpointError: A file is damaged.
         """
-        if sharding.size == 1:
+        if duty.size == 1:
             checkpoint.verify(self.roles)
             return
-        own = {id(entry): r.part.own_segment(r.slot) for r, entry in self.trained}
+        own = {id(entry): duty.segment(record) for record, entry in self.trained}
 
         def _picks(entry: ParameterEntry | None, first: int, last: int) -> bool:
             mine = own.get(id(entry))
             if mine is None or entry is None:  # the ranks take turns
                 turn = 0 if entry is None else zlib.crc32(entry.names[0].encode())
-                return (turn + first // _PIECE) % sharding.size == sharding.rank
+                return (turn + first // _PIECE) % duty.size == duty.rank
             return first < mine.start + mine.elements and mine.start < last
 
         checkpoint.verify(self.roles, picks=_picks)
@@ -201,7 +201,7 @@ def _check_optimizer(engine: Engine, manifest: Manifest, found: Match, *, what: 
         _take_loss_scale(copy.copy(engine.options.loss_scale), manifest)
     except (TypeError, ValueError, OverflowError) as error:
         raise CheckpointError(f"{what} has an impossible loss scale: {error}") from error
-    rank = engine.placement.sharding.rank
+    rank = Duty.of(engine.options.group).rank
     RandomState.for_rank(rank, plain=manifest.random, tensors=lambda _: None).check()
 
 
@@ -219,12 +219,12 @@ def restore(engine: Engine, checkpoint: Checkpoint, found: Match) -> None:
     Raises:
         CheckpointError: A file cannot be read any more; the engine is closed.
     """
-    sharding = engine.placement.sharding
+    duty = Duty.of(engine.options.group)
     random = RandomState()
     if found.scope is Scope.EVERYTHING:
         names = checkpoint.manifest.random_tensors
         random = RandomState.for_rank(
-            sharding.rank,
+            duty.rank,
             plain=checkpoint.manifest.random,
             tensors=lambda name: checkpoint.random_tensor(name) if name in names else None,
         )
@@ -242,7 +242,7 @@ def restore(engine: Engine, checkpoint: Checkpoint, found: Match) -> None:
         raise
     if found.scope is Scope.EVERYTHING:
         _restore_numbers(engine, checkpoint.manifest)
-        random.restore(engine.accelerator.device, ranks=sharding.size)
+        random.restore(engine.accelerator.device, ranks=duty.size)
     engine.accelerator.synchronize()
 
 

@@ -20,6 +20,7 @@ from forebay.checkpoint.manifest import Kind, Manifest, ParameterEntry, Role, te
 from forebay.checkpoint.manifest_json import manifest_bytes
 from forebay.checkpoint.portion import Cut, Portion
 from forebay.checkpoint.sources import JoinedSource, ReadSource, TensorSource
+from forebay.engine.duty import Duty
 from forebay.engine.random_state import RandomState
 from forebay.errors import CheckpointError, UnsupportedError
 
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from forebay.engine.engine import Engine
     from forebay.engine.record import ParamRecord
     from forebay.model.layout import Segment
-    from forebay.plan.placement import Sharding
 
 __all__ = ["NamedTensor", "RunState", "Snapshot", "take_snapshot", "untrained_tensors"]
 
@@ -113,15 +113,15 @@ class Snapshot:
 class _Builder:
     """Collects what one rank writes."""
 
-    def __init__(self, sharding: Sharding) -> None:
-        self.rank, self.size = sharding.rank, sharding.size
+    def __init__(self, duty: Duty) -> None:
+        self._duty = duty
         self.sources: list[Source] = []
         self.cuts: list[Cut] = []
-        self._loads = [0] * sharding.size
+        self._loads = [0] * duty.size
 
     def add_trained(self, record: ParamRecord) -> None:
         """This rank's own slices of a parameter; nothing where it has none."""
-        piece = record.part.own_segment(record.slot)
+        piece = self._duty.segment(record)
         if piece.elements:
             self._add(record, Role.MASTER, piece, _master_of(record, piece))
             self._add(record, Role.EXP_AVG, piece, _moment_of(record, piece, Role.EXP_AVG))
@@ -151,7 +151,7 @@ class _Builder:
             rank = self._loads.index(min(self._loads))
             self._loads[rank] += named.tensor.nbytes
         name = entry.names[0]
-        if rank == self.rank and entry.elements:
+        if rank == self._duty.rank and entry.elements:
             spec = TensorSpec(
                 key=tensor_key(Role.VALUE, name), dtype=entry.dtype, shape=entry.shape
             )
@@ -175,8 +175,8 @@ def take_snapshot(engine: Engine, run: RunState) -> Snapshot:
     Raises:
         CheckpointError: Something cannot be saved; names it.
     """
-    sharding = engine.placement.sharding
-    builder = _Builder(sharding)
+    duty = Duty.of(engine.options.group)
+    builder = _Builder(duty)
     entries: dict[int, ParameterEntry] = {}
     for index in engine._order:
         for record in engine.units[index].records:
@@ -193,9 +193,7 @@ def take_snapshot(engine: Engine, run: RunState) -> Snapshot:
         builder.add_other(others[-1], named)
         if named.kind is Kind.FROZEN:
             versions.append((None, named.names[0], named.tensor, named.tensor._version))
-    random = RandomState.capture(engine.accelerator.device, ranks=sharding.size).of_rank(
-        sharding.rank
-    )
+    random = RandomState.capture(engine.accelerator.device, ranks=duty.size).of_rank(duty.rank)
     random_specs = builder.add_random(random)
     draft = Manifest(
         files=(),
