@@ -63,17 +63,25 @@ class Talk:
         self._count += 1
         self._store.set(f"{self._count}/{self.rank}", text)
         keys = self._keys(self._count)
-        pause = _FIRST_LOOK_SECONDS
-        while not self._store.check(keys):
-            time.sleep(pause)
-            pause = min(2 * pause, _LOOK_SECONDS)
-            self._life.check()
+        self._await(keys)
         texts = [bytes(self._store.get(key)).decode() for key in keys]
         self._store.add(f"{self._count}/read", 1)
         if self.rank == 0:
             self._await_readers()
             self._forget(self._count - 1)
         return texts
+
+    def _await(self, keys: list[str]) -> None:
+        pause = _FIRST_LOOK_SECONDS
+        while not self._store.check(keys):
+            time.sleep(pause)
+            pause = min(2 * pause, _LOOK_SECONDS)
+            try:
+                self._life.check()
+            except RankError:
+                # one that has read all texts may have failed by them: they are for this rank too
+                if not self._store.check(keys):
+                    raise
 
     def _keys(self, count: int) -> list[str]:
         return [f"{count}/{rank}" for rank in range(self.size)]
