@@ -243,15 +243,16 @@ class Trainer:
 def predicted(case: Case, *, profile: Profile) -> dict[str, Any]:
     """The same from the planner."""
     tiers = tier_bytes(case.shape, case.setup)
-    # Activations and gradients that wait are torch's; the ledger holds what forebay places.
-    torch_holds = ("activations", "lp_grads")
-    placed = sum(size for role, size in tiers.device.items() if role not in torch_holds)
     said = step_forecast(case.shape, case.setup, profile=profile)
     return {
         "seconds": said.seconds,
         "compute_seconds": said.compute_seconds,
         "streamed": said.places.count(UpdatePlace.STREAMED),
         "bound": said.bound,
-        "tiers": {"device": placed, "host": tiers.total("host"), "nvme": tiers.total("nvme")},
+        "tiers": {
+            "device": tiers.placed_on_device,
+            "host": tiers.total("host"),
+            "nvme": tiers.total("nvme"),
+        },
         "peak": tiers.total("device"),
     }

@@ -146,16 +146,18 @@ class System:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Corrections:
-    """Factors that runs on this machine taught; predicted seconds are multiplied by them.
+    """Factors that runs on this machine taught; what is predicted is multiplied by them.
 
     Attributes:
-        compute: Of forward and backward.
-        host_update: Of updates on the host.
+        compute: Of seconds of forward and backward.
+        host_update: Of seconds of updates on the host.
+        activations: Of bytes of activations on the device.
         runs: How many runs they come from.
     """
 
     compute: float = 1.0
     host_update: float = 1.0
+    activations: float = 1.0
     runs: int | None = None
 
 

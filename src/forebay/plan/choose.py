@@ -160,7 +160,7 @@ def evaluate(question: Question, setup: Setup) -> Candidate:
     tried = setup
     for work in _divisions(question, setup.workload):
         tried = replace(setup, workload=work)
-        tiers = tier_bytes(question.shape, tried)
+        tiers = tier_bytes(question.shape, tried, corrected=profile.corrections.activations)
         short = fits(tiers, limits, shared=shared)
         if not short:
             step = step_forecast(question.shape, tried, profile=profile)

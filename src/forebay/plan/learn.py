@@ -1,18 +1,20 @@
-"""Corrections of a profile from runs: predicted seconds are made to meet measured ones.
+"""Corrections of a profile from runs: what is predicted is made to meet what was measured.
 
-Two factors, of computation and of the update on the host. A run teaches the one that bounds it: the
-factor is found at which the forecast is what was measured, everything else left alone.
+Two factors of seconds, of computation and of the update on the host. A run teaches the one that
+bounds it: the factor is found at which the forecast is what was measured, everything else left
+alone. A third factor, of activations, from what torch held at its peak beside what was placed.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from forebay.errors import ConfigError
-from forebay.plan.step import step_forecast
-from forebay.units_of_measure import format_seconds
+from forebay.plan.placement import UpdatePlace
+from forebay.plan.tiers import tier_bytes
+from forebay.units_of_measure import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,6 +26,7 @@ __all__ = ["Lesson", "learn"]
 
 # A run that is further off than this was not made on the machine of the profile.
 _MOST = 20.0
+_NOUNS = {"compute": "computation", "host_update": "the update on the host"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,19 +38,31 @@ class Lesson:
         measured: Seconds that an update took.
         taught: "compute" or "host_update".
         factor: What it is multiplied by.
+        activations: What bytes of activations are multiplied by; None where the run measured no
+            peak, as on the CPU.
+        peaks: Bytes of the device's peak, predicted and measured.
     """
 
     predicted: float
     measured: float
     taught: str
     factor: float
+    activations: float | None = None
+    peaks: tuple[int, int] = (0, 0)
 
     def sentence(self) -> str:
         """The lesson in words."""
-        noun = {"compute": "computation", "host_update": "the update on the host"}[self.taught]
+        memory = ""
+        if self.activations is not None:
+            said, took = map(format_bytes, self.peaks)
+            memory = (
+                f"; predicted {said} on the device, measured {took}: activations take "
+                f"{self.activations:.2f} times as much"
+            )
+        noun = _NOUNS[self.taught]
         return (
             f"predicted {format_seconds(self.predicted)} an update, measured "
-            f"{format_seconds(self.measured)}: {noun} takes {self.factor:.2f} times as long"
+            f"{format_seconds(self.measured)}: {noun} takes {self.factor:.2f} times as long{memory}"
         )
 
 
@@ -68,9 +83,13 @@ def learn(profile: Profile, runs: Sequence[RunRecord]) -> tuple[Profile, tuple[L
     for run in runs:
         profile.check_machine(run.machine, source="the run")
     lessons = tuple(_lesson(profile, run) for run in runs)
+    taught = {
+        "compute": [one.factor for one in lessons if one.taught == "compute"],
+        "host_update": [one.factor for one in lessons if one.taught == "host_update"],
+        "activations": [one.activations for one in lessons if one.activations is not None],
+    }
     factors = {}
-    for name in ("compute", "host_update"):
-        said = [one.factor for one in lessons if one.taught == name]
+    for name, said in taught.items():
         mean = math.exp(sum(map(math.log, said)) / len(said)) if said else 1.0
         factors[name] = getattr(profile.corrections, name) * mean
     corrections = replace(
@@ -80,16 +99,21 @@ def learn(profile: Profile, runs: Sequence[RunRecord]) -> tuple[Profile, tuple[L
 
 
 def _lesson(profile: Profile, run: RunRecord) -> Lesson:
-    forecast = step_forecast(run.shape, run.setup, profile=profile)
+    forecast = run.forecast(profile)
+    if run.streamed_units is None:
+        # The same places for every factor that is tried.
+        visits = (i for i, place in enumerate(forecast.places) if place is UpdatePlace.STREAMED)
+        run = replace(run, streamed_units=tuple(visits))
     rest = forecast.seconds - forecast.compute_seconds
     taught = "compute" if forecast.compute_seconds >= rest else "host_update"
     measured = run.measured.seconds
     low, high = 1 / _MOST, _MOST
-    if not _with(profile, run, taught, low) <= measured <= _with(profile, run, taught, high):
-        ratio = measured / forecast.seconds
+    least, most = (_with(profile, run, taught, factor) for factor in (low, high))
+    if not least <= measured <= most:
         raise ConfigError(
-            f"the run took {measured:.3g} s an update and {forecast.seconds:.3g} s were predicted, "
-            f"{ratio:.3g} times as much; it must be between {1 / _MOST:.3g} and {_MOST:.3g} times",
+            f"the run took {measured:.3g} s an update and {forecast.seconds:.3g} s were predicted: "
+            f"{_NOUNS[taught]} {_MOST:.3g} times as fast or as slow makes it {least:.3g} to "
+            f"{most:.3g} s",
             hint="measure this machine again with: forebay probe --output FILE",
         )
     for _ in range(40):
@@ -103,7 +127,28 @@ def _lesson(profile: Profile, run: RunRecord) -> Lesson:
         measured=measured,
         taught=taught,
         factor=math.sqrt(low * high),
+        **_memory(profile, run),
     )
+
+
+def _memory(profile: Profile, run: RunRecord) -> dict[str, Any]:
+    """What a run says of activations: the peak without what was placed, measured and predicted."""
+    peak = run.measured.device_peak_bytes
+    if peak is None:
+        return {}
+    tiers = tier_bytes(run.shape, run.setup, corrected=profile.corrections.activations)
+    placed, predicted = tiers.placed_on_device, tiers.total("device")
+    if predicted <= placed:
+        return {}
+    factor = (peak - placed) / (predicted - placed)
+    if not 1 / _MOST <= factor <= _MOST:
+        raise ConfigError(
+            f"the run held {format_bytes(peak)} on the device and {format_bytes(predicted)} were "
+            f"predicted, of which {format_bytes(placed)} are placed: activations would take "
+            f"{factor:.3g} times as much; it must be between {1 / _MOST:.3g} and {_MOST:.3g} times",
+            hint="the run trained another model than its record says",
+        )
+    return {"activations": factor, "peaks": (predicted, peak)}
 
 
 def _with(profile: Profile, run: RunRecord, name: str, factor: float) -> float:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from forebay.errors import ConfigError
 from forebay.model.shape import Experts, Mlp, ModelShape, Norm
+from forebay.plan.placement import UpdatePlace
 from forebay.plan.setup import Cluster, Home, Setup
 from forebay.plan.step import step_forecast
 from forebay.plan.tiers import tier_bytes
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from forebay.hardware.profile import Machine, Profile
+    from forebay.plan.step import StepForecast
 
 __all__ = ["RUN_RECORD", "Measured", "RunRecord", "read_record"]
 
@@ -58,6 +60,8 @@ class RunRecord:
         setup: How it trained.
         measured: What it took.
         predicted_seconds: What its profile said; None without one.
+        streamed_units: Numbers of the units whose state visited the device; None where nobody
+            said, and the best are taken.
     """
 
     machine: Machine
@@ -65,10 +69,22 @@ class RunRecord:
     setup: Setup
     measured: Measured
     predicted_seconds: float | None = None
+    streamed_units: tuple[int, ...] | None = None
+
+    def forecast(self, profile: Profile) -> StepForecast:
+        """An update by a profile."""
+        places = None
+        if self.streamed_units is not None and self.setup.optimizer is Home.HOST:
+            count = len(self.shape.unit_elements())
+            places = [
+                UpdatePlace.STREAMED if index in self.streamed_units else UpdatePlace.HOST
+                for index in range(count)
+            ]
+        return step_forecast(self.shape, self.setup, profile=profile, places=places)
 
     def predict(self, profile: Profile) -> float:
         """Seconds of an update by a profile."""
-        return step_forecast(self.shape, self.setup, profile=profile).seconds
+        return self.forecast(profile).seconds
 
     def as_json(self) -> str:
         """The file's text, with bytes by tier as planned beside."""
@@ -89,8 +105,10 @@ class RunRecord:
                 "seconds": self.predicted_seconds,
                 "host_bytes": tiers.total("host"),
                 "device_bytes": tiers.total("device"),
+                "device_placed_bytes": tiers.placed_on_device,
             },
             "measured": asdict(self.measured),
+            "streamed_units": None if self.streamed_units is None else list(self.streamed_units),
         }
         return json.dumps(values, indent=2) + "\n"
 
@@ -132,6 +150,7 @@ def _record(data: dict[str, Any]) -> RunRecord:
     shape["mlp"], shape["norm"] = Mlp(shape["mlp"]), Norm(shape["norm"])
     if shape["experts"] is not None:
         shape["experts"] = Experts(**shape["experts"])
+    units = data.get("streamed_units")
     work = dict(setup["workload"])
     work["precision"] = Precision(work["precision"])
     work["recompute"] = Recompute(work["recompute"])
@@ -150,6 +169,7 @@ def _record(data: dict[str, Any]) -> RunRecord:
         ),
         measured=Measured(**data["measured"]),
         predicted_seconds=data["predicted"]["seconds"],
+        streamed_units=None if units is None else tuple(int(unit) for unit in units),
     )
 
 

@@ -177,7 +177,7 @@ def step_forecast(
     compute = compute_seconds(shape, workload=setup.workload, profile=profile)
     passes = setup.workload.accumulation * (sum(compute.forward) + sum(compute.backward))
     if in_engine(setup):
-        engine = _Engine(shape, setup, rates=_engine_rates(profile, setup), compute=compute)
+        engine = _Engine(shape, setup, profile=profile, compute=compute)
         visits = setup.optimizer is Home.HOST and profile.machine.device != "cpu"
         if places is None and visits:
             places = engine.best_places()
@@ -197,11 +197,12 @@ class _Engine:
     """The engine's program of a setup on a clock, with units in one place or another."""
 
     def __init__(
-        self, shape: ModelShape, setup: Setup, *, rates: Rates, compute: ComputeSeconds
+        self, shape: ModelShape, setup: Setup, *, profile: Profile, compute: ComputeSeconds
     ) -> None:
         self._shape = shape
         self._setup = setup
-        self._rates = rates
+        self._rates = _engine_rates(profile, setup)
+        self._corrected = profile.corrections.activations
         self._compute = compute
 
     def best_places(self) -> tuple[UpdatePlace, ...]:
@@ -209,7 +210,7 @@ class _Engine:
         shape, setup, backwards = self._shape, self._setup, self._setup.workload.accumulation
         spec = shape.spec(setup.workload.precision.dtype)
         waiting = backlog_bytes(placement_of(shape, setup))
-        room = visit_room(shape, setup, waiting=waiting)
+        room = visit_room(shape, setup, waiting=waiting, corrected=self._corrected)
         weights = WeightPlace(setup.weights.value)
         sizes = [visit_bytes(one, backwards=backwards, weights=weights) for one in spec.units]
 

@@ -56,6 +56,8 @@ _UNITS_AT_ONCE = 2
 # As in `plan.memory.backlog_bytes`.
 _BACKLOG_SHARE = 16
 _BACKLOG_BYTES = 1 << 30
+# What comes and goes with a pass.
+_PASSING = ("activations", "lp_grads")
 # buffer_count x buffer_size records of state on their way to and from drives.
 _NVME_BUFFER_BYTES = 1 << 30
 
@@ -78,6 +80,11 @@ class TierBytes:
         """All of a tier: "device", "host" or "nvme"."""
         roles: Mapping[str, int] = getattr(self, tier)
         return sum(roles.values())
+
+    @property
+    def placed_on_device(self) -> int:
+        """Of each device, what forebay places there for good: all but what torch computes with."""
+        return sum(size for role, size in self.device.items() if role not in _PASSING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,8 +170,14 @@ def placement_of(
     return replace(placement, pool_bytes=pool)
 
 
-def tier_bytes(shape: ModelShape, setup: Setup) -> TierBytes:
-    """What a setup takes."""
+def tier_bytes(shape: ModelShape, setup: Setup, *, corrected: float = 1.0) -> TierBytes:
+    """What a setup takes.
+
+    Args:
+        shape: The model.
+        setup: How it trains.
+        corrected: What runs taught of activations; they are multiplied by it.
+    """
     if in_engine(setup):
         device, host, nvme = _engine(shape, setup)
     else:
@@ -178,7 +191,7 @@ def tier_bytes(shape: ModelShape, setup: Setup) -> TierBytes:
     sums = setup.workload.accumulation > 1 and setup.optimizer is Home.DEVICE
     held = gradients if sums else 0
     at_peak, gradients_at_peak = peak_bytes(found, gradients=gradients, held=held)
-    device["activations"] = at_peak
+    device["activations"] = int(corrected * at_peak)
     device["lp_grads"] = gradients_at_peak
     return TierBytes(device=_present(device), host=_present(host), nvme=_present(nvme))
 

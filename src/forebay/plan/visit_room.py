@@ -21,15 +21,15 @@ __all__ = ["SHARE_OF_PEAK", "visit_room"]
 SHARE_OF_PEAK = 0.95
 
 
-def visit_room(shape: ModelShape, setup: Setup, *, waiting: int) -> int:
+def visit_room(shape: ModelShape, setup: Setup, *, waiting: int, corrected: float = 1.0) -> int:
     """Bytes of the device for state that visits, gradients that stay with it included.
 
     Args:
         shape: The model.
         setup: How it trains, with optimizer state on the host.
         waiting: Bytes of gradients that may wait for the link meanwhile.
+        corrected: As in `tier_bytes`.
     """
-    tiers = tier_bytes(shape, setup)
-    passing = ("activations", "lp_grads")
-    placed = sum(size for role, size in tiers.device.items() if role not in passing)
-    return max(0, int(SHARE_OF_PEAK * tiers.total("device")) - placed - waiting)
+    tiers = tier_bytes(shape, setup, corrected=corrected)
+    usable = int(SHARE_OF_PEAK * tiers.total("device"))
+    return max(0, usable - tiers.placed_on_device - waiting)

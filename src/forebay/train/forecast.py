@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -10,8 +11,9 @@ from forebay.accelerators.select import device_name
 from forebay.errors import ConfigError
 from forebay.hardware.profile import Machine, load_profile
 from forebay.plan.model_config import shape_of
+from forebay.plan.placement import UpdatePlace
 from forebay.plan.run_record import Measured, RunRecord
-from forebay.plan.setup import Home, Setup
+from forebay.plan.setup import Cluster, Home, Setup
 from forebay.plan.workload import Precision, Recompute, Workload
 
 if TYPE_CHECKING:
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     import torch
 
     from forebay.config.resolved import ResolvedConfig
+    from forebay.plan.placement import Placement
 
 __all__ = ["Took", "run_record"]
 
@@ -40,11 +43,13 @@ class Took:
         seconds: Of its last updates, in order.
         tiers: Bytes placed by tier and role.
         peak: Torch's peak on the device; None on the CPU.
+        placement: Where the engine had each unit.
     """
 
     seconds: Sequence[float]
     tiers: dict[str, dict[str, int]]
     peak: int | None
+    placement: Placement
 
 
 def run_record(
@@ -73,10 +78,13 @@ def run_record(
         return None
     if not steady:
         return None
+    ranks = config.batch.world_size
+    local = min(ranks, int(os.environ.get("LOCAL_WORLD_SIZE", ranks)))
     setup = Setup(
+        cluster=Cluster(devices_per_node=local, nodes=ranks // local),
         stage=config.zero.stage,
         optimizer=Home(config.zero.optimizer_tier),
-        weights=Home.DEVICE,
+        weights=Home(config.zero.parameter_tier),
         workload=Workload(
             micro_batch=config.batch.micro_batch_size,
             accumulation=config.batch.accumulation_steps,
@@ -90,10 +98,15 @@ def run_record(
         machine=Machine.read(machine),
         shape=shape,
         setup=setup,
+        streamed_units=tuple(
+            unit.layout.index
+            for unit in took.placement.units
+            if unit.update is UpdatePlace.STREAMED
+        ),
         measured=Measured(
             seconds=statistics.median(steady),
             steps=len(steady),
-            host_bytes=sum(took.tiers.get("host", {}).values()),
+            host_bytes=local * sum(took.tiers.get("host", {}).values()),
             device_bytes=sum(took.tiers.get("device", {}).values()),
             device_peak_bytes=took.peak,
         ),

@@ -247,7 +247,7 @@ def _train(plan: _Plan, engine: Any, *, stop: StopSignals, console: Console) -> 
         engine.wait_for_checkpoint()
     summary = _summary(plan, engine, loop=loop, reporter=reporter, seconds=seconds)
     plan.folder.write_summary(summary.as_dict())
-    _record(plan, reporter=reporter, summary=summary)
+    _record(plan, engine, reporter=reporter, summary=summary)
     for line in ("", *summary_lines(summary)):
         _say(console, line)
     return summary
@@ -341,7 +341,7 @@ def _summary(
     )
 
 
-def _record(plan: _Plan, *, reporter: RunReporter, summary: Summary) -> None:
+def _record(plan: _Plan, engine: Any, *, reporter: RunReporter, summary: Summary) -> None:
     """Write what the planner can learn from."""
     options = plan.options
     again = options.gradient_checkpointing is GradientCheckpointing.ON
@@ -355,6 +355,7 @@ def _record(plan: _Plan, *, reporter: RunReporter, summary: Summary) -> None:
             seconds=reporter.recent_seconds,
             tiers=summary.bytes_by_tier,
             peak=summary.device_peak_bytes,
+            placement=engine.core.placement,
         ),
     )
     if record is not None:
