@@ -1,0 +1,55 @@
+"""From a measured machine over a run to a corrected profile: each file as the next one takes it."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cli.train_inputs import forebay, model_config, text_file
+from forebay.hardware.profile import read_profile
+from forebay.plan.run_record import read_record
+from forebay.plan.setup import Home
+from forebay.probe.measuring import Effort, measure
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.parametrize("weights", ["none", "cpu"])
+def test_a_run_corrects_the_profile_that_it_ran_with(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], weights: str
+) -> None:
+    profile = tmp_path / "machine.json"
+    effort = Effort(elements=1 << 18, link_bytes=4 << 20, repeats=1)
+    profile.write_text(measure("cpu", effort=effort).as_json())
+    config = tmp_path / "ds.json"
+    zero = {
+        "stage": 3,
+        "offload_optimizer": {"device": "cpu"},
+        "offload_param": {"device": weights},
+    }
+    config.write_text(json.dumps({"zero_optimization": zero, "forebay": {"profile": str(profile)}}))
+    run = tmp_path / "run"
+    ran = forebay(
+        capsys, "train", "--model", model_config(tmp_path), "--data", text_file(tmp_path),
+        "--output", run, "--steps", 8, "--sequence-length", 32, "--config", config,
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+    record = read_record(run)
+    assert record.setup.optimizer is Home.HOST
+    assert record.setup.weights is (Home.HOST if weights == "cpu" else Home.DEVICE)
+    before = read_profile(profile)
+    assert record.predicted_seconds == pytest.approx(record.predict(before))
+    said = json.loads((run / "plan.json").read_text())
+    # memory is foretold to the byte, but for pages
+    assert said["predicted"]["host_bytes"] == pytest.approx(record.measured.host_bytes, rel=0.03)
+    placed = said["predicted"]["device_placed_bytes"]
+    assert placed == pytest.approx(record.measured.device_bytes, rel=0.1)
+    learned = forebay(capsys, "plan", "--learn", run, "--profile", profile)
+    assert learned.code == 0, learned.err
+    assert "predicted" in learned.out
+    after = read_profile(profile)
+    assert after.corrections.runs == 1
+    assert record.predict(after) == pytest.approx(record.measured.seconds, rel=1e-3)
