@@ -106,6 +106,14 @@ def test_a_killed_rank_is_named_within_30_seconds():
         assert "rank 1 of 3 is gone" in message
 
 
+def test_a_late_rank_is_told_that_it_was_late():
+    results = ranks.collect(ranks.start(3, scripts.comes_late), seconds=40)
+    assert [kind for kind, _ in results] == ["RankError"] * 3, results
+    for rank in (0, 1):
+        assert "rank 2 was in" in results[rank][1]
+    assert "rank 2 (this one) has come too late to" in results[2][1]
+
+
 @pytest.mark.slow
 def test_a_rank_that_stays_away_is_named_within_30_seconds():
     began = time.monotonic()

@@ -6,6 +6,7 @@ grows every second, and a sentence about what it is doing; whoever waits in vain
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from typing import TYPE_CHECKING, Any, Final
@@ -22,6 +23,11 @@ _BEAT_SECONDS: Final = 1.0
 _SILENCE_SECONDS: Final = 12.0
 # After a collective has failed the culprit is looked for at once.
 _LOOK_SECONDS: Final = 4.0
+_VERDICT: Final = "verdict"
+_EQUAL: Final = (
+    "every rank makes the same number of passes of the same kind; give all of them equally many "
+    "batches"
+)
 
 
 class Life:
@@ -97,6 +103,7 @@ class Life:
     def check(self) -> None:
         """Raise RankError when another rank has failed or shows no sign of life."""
         try:
+            self._raise_verdict()
             for rank in self._others():
                 self._check_one(rank)
         except RankError:
@@ -146,6 +153,7 @@ class Life:
         before = {rank: self._read("beat", rank) for rank in self._others()}
         began = self._clock()
         while self._clock() - began < _LOOK_SECONDS:
+            self._raise_verdict()
             for rank in self._others():
                 if self._read("failed", rank) or self._read("closed", rank):
                     self._check_one(rank)
@@ -157,13 +165,30 @@ class Life:
         late = {rank: self._read("doing", rank).decode() for rank in self._others()}
         late = {rank: doing for rank, doing in late.items() if doing != what}
         if late:
-            listed = ", ".join(f"rank {rank} is in {doing}" for rank, doing in late.items())
-            return RankError(
-                f"not every rank has come to {what}, where rank {self._rank} waits: {listed}",
-                hint="every rank makes the same number of passes of the same kind; give all of "
-                "them equally many batches",
-            )
+            self._store.compare_set(_VERDICT, "", json.dumps({"what": what, "late": late}))
+            self._raise_verdict()
         return RankError(f"the exchange in {what} failed on rank {self._rank}: {error}")
+
+    def _raise_verdict(self) -> None:
+        """Raise what the first rank that waited in vain has found, on all ranks alike.
+
+        Without it the late rank would find that the others have failed, and blame them.
+        """
+        if not self._store.check([_VERDICT]):
+            return
+        verdict = json.loads(bytes(self._store.get(_VERDICT)))
+        what, late = verdict["what"], {int(rank): at for rank, at in verdict["late"].items()}
+        if self._rank in late:
+            raise RankError(
+                f"rank {self._rank} (this one) has come too late to {what}: the others waited for "
+                f"it while it was in {late[self._rank]}, and gave up",
+                hint=_EQUAL + "; or raise forebay.rank_timeout",
+            )
+        listed = ", ".join(f"rank {rank} was in {doing}" for rank, doing in late.items())
+        raise RankError(
+            f"not every rank has come to {what}, where rank {self._rank} waited: {listed}",
+            hint=_EQUAL,
+        )
 
     def _storeless(self) -> RankError:
         return RankError(
