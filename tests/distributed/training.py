@@ -17,6 +17,7 @@ from forebay.comm.torch_group import TorchGroup
 from forebay.engine import EngineOptions, offload_with
 from forebay.engine.file_space import NvmeOptions
 from forebay.plan import UpdatePlace, WeightPlace
+from forebay.plan.load_rules import LoadRules
 from forebay.plan.policies import EXACT, Policy
 
 # One small buffer: every piece of every rank comes and goes in every step.
@@ -44,6 +45,7 @@ class Recipe:
     exchange: Exchange = field(default_factory=Exchange)
     sharers: int | None = None
     policy: Policy = EXACT
+    loads: LoadRules = field(default_factory=LoadRules)
 
 
 def model_of(dtype: torch.dtype, blocks: int = 0) -> nn.Module:
@@ -147,6 +149,7 @@ def train(recipe: Recipe) -> dict[str, object]:
         group=group,
         stage=recipe.stage,
         exchange=recipe.exchange,
+        loads=recipe.loads,
         nvme=_FILES if recipe.place is UpdatePlace.NVME else None,
         policy=recipe.policy,
     )
@@ -170,6 +173,7 @@ def train(recipe: Recipe) -> dict[str, object]:
         "norms": norms,
         "weights": digest(list(model.state_dict().values())),
         "bytes": {} if queue is None else {k.value: n for k, n in queue.collectives.nbytes.items()},
+        "late": engine.streaming.residency.pool.late,
         "steps": [record.step for record in engine.collector.records],
         "slices": [
             (record.segment.start, record.segment.elements) for record in engine.collector.records

@@ -20,6 +20,7 @@ from forebay.config import (
     SchedulerSpec,
     ZeroSpec,
 )
+from forebay.config.loads import LoadSpec
 from forebay.config.nvme_spec import NvmeSpec, WeightFilesSpec
 
 _TRAINER: dict[str, Any] = {
@@ -178,7 +179,7 @@ def test_trainers_stage_3() -> None:
         stage=3,
         optimizer_tier="host",
         parameter_tier="host",
-        live_elements=0,
+        loads=LoadSpec(live_elements=0, reuse_elements=0),
         unit_elements=1,
     )
     result = resolved(_without(_TRAINER_STAGE3, "zero_optimization.offload_param"))
@@ -214,7 +215,7 @@ def test_nvme_for_both() -> None:
         stage=3,
         optimizer_tier="nvme",
         parameter_tier="nvme",
-        live_elements=1_000_000_000,
+        loads=LoadSpec(live_elements=1_000_000_000, reuse_elements=1_000_000_000),
         nvme=NvmeSpec(paths=("/data/nvme",), weights=weights),
     )
     none = merged(_INFINITY, {"zero_optimization": {"offload_param": {"device": "none"}}})

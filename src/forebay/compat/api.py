@@ -23,6 +23,7 @@ from forebay.compat.inputs import (
     one_config,
 )
 from forebay.compat.loader import samples_in
+from forebay.compat.loads import load_rules
 from forebay.compat.optimizers import adam_from, build_optimizer
 from forebay.compat.placed import with_placement
 from forebay.compat.policies import policy_of
@@ -227,7 +228,7 @@ def engine_options(
     """The engine's options that a resolved configuration asks for."""
     on_host = config.zero.optimizer_tier != "device"
     profile = measured_profile(config, device=device)
-    cores, live = config.zero.update_cores, config.zero.live_elements
+    cores, live = config.zero.update_cores, config.zero.loads.live_elements
     return EngineOptions(
         device=device,
         nvme=nvme_options(config),
@@ -235,6 +236,7 @@ def engine_options(
         places=_places(config.zero) if on_host else None,
         weights=WeightPlace(config.zero.parameter_tier),
         pool_bytes=None if live is None else live * DTYPES[config.precision.dtype].itemsize,
+        loads=load_rules(config),
         activations=ActivationPlace.HOST
         if config.keeps_activations_on_host
         else ActivationPlace.DEVICE,

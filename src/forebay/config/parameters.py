@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
-from forebay.config.resolved import Source
-from forebay.config.tables import TABLE
+from forebay.config.loads import LoadSpec, resolve_loads
+from forebay.config.rows import Source
 from forebay.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ __all__ = ["Parameters", "resolve_parameters"]
 _ZERO: Final = "zero_optimization"
 _PARAM: Final = f"{_ZERO}.offload_param"
 _FILES: Final = ("nvme_path", "buffer_count", "buffer_size", "max_in_cpu")
-_LIVE: Final = f"{_ZERO}.stage3_max_live_parameters"
+_STAYS: Final = "no parameter is offloaded, or sharded over ranks"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,7 @@ class Parameters:
     """Where working weights live; see `ZeroSpec`."""
 
     tier: Literal["device", "host", "nvme"]
-    live_elements: int | None
+    loads: LoadSpec
 
 
 def resolve_parameters(lookup: Lookup, *, state: str, pin_memory: bool) -> Parameters:
@@ -59,9 +59,10 @@ def resolve_parameters(lookup: Lookup, *, state: str, pin_memory: bool) -> Param
             )
         lookup.moot([f"{_PARAM}.{name}" for name in _FILES], note=note)
     if device == "none":
-        note = "changes nothing: no parameter is offloaded"
-        lookup.moot([f"{_PARAM}.pin_memory", _LIVE], note=note)
-        return Parameters(tier="device", live_elements=None)
+        lookup.moot([f"{_PARAM}.pin_memory"], note=f"changes nothing: {_STAYS}")
+        is_sharded = lookup.answer(f"{_ZERO}.stage")[0] == 3 and lookup.facts.world_size > 1
+        loads = resolve_loads(lookup, moot="" if is_sharded else _STAYS)
+        return Parameters(tier="device", loads=loads)
     if state == "none":
         beside = '{"device": "cpu"}'
         if device == "nvme":
@@ -81,9 +82,5 @@ def resolve_parameters(lookup: Lookup, *, state: str, pin_memory: bool) -> Param
             )
     else:
         lookup.record(f"{_PARAM}.pin_memory", pin_memory, Source.DERIVED)
-    elements, source = lookup.answer(_LIVE)
-    live = None if elements == TABLE[_LIVE].default and source is not Source.GIVEN else elements
-    lookup.record(_LIVE, elements, source)
-    if live is None:
-        lookup.annotate(_LIVE, "where forebay.device_budget does not say otherwise")
-    return Parameters(tier="nvme" if is_in_files else "host", live_elements=live)
+    loads = resolve_loads(lookup)
+    return Parameters(tier="nvme" if is_in_files else "host", loads=loads)

@@ -142,7 +142,7 @@ def _zero(lookup: Lookup) -> ZeroSpec:
         stage=stage,
         optimizer_tier=_TIERS[device],
         parameter_tier=parameters.tier,
-        live_elements=parameters.live_elements,
+        loads=parameters.loads,
         pin_memory=pin_memory,
         ratio=places.ratio,
         streamed_units=places.streamed_units,

@@ -6,12 +6,13 @@ built by hand: every field has a default, that of a configuration which says not
 
 from __future__ import annotations
 
-import enum
 import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from forebay.config.exchange import ExchangeSpec
+from forebay.config.loads import LoadSpec
+from forebay.config.rows import Row, Source
 
 if TYPE_CHECKING:
     from forebay.config.nvme_spec import NvmeSpec
@@ -37,39 +38,6 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 
 # DeepSpeed's default, and so what says "units follow the model's blocks".
 _SUB_GROUP_DEFAULT: Final = 1_000_000_000
-_LIVE: Final = "stage3_max_live_parameters"
-
-
-class Source(enum.Enum):
-    """Where a resolved value comes from."""
-
-    GIVEN = "given"
-    """The configuration says it."""
-    DEFAULT = "default"
-    """Nobody says anything else."""
-    AUTO = "auto"
-    """The configuration says "auto"; this is the answer."""
-    CALLER = "caller"
-    """The configuration leaves it out; the command line, the model or the program knows it."""
-    DERIVED = "derived"
-    """It follows from other values."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One line of the printed configuration.
-
-    Attributes:
-        path: The key.
-        value: Its value as text; sizes with their unit.
-        source: Where it comes from.
-        note: What a reader should know, for example why the key changes nothing here.
-    """
-
-    path: str
-    value: str
-    source: Source
-    note: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,8 +131,7 @@ class ZeroSpec:
         stage: As given, 0 to 3.
         optimizer_tier: Where masters and moments live.
         parameter_tier: Where the working weights live.
-        live_elements: Elements of weights that may be on the device at a time while they live on
-            the host; None for what the budget leaves.
+        loads: What of the weights is on the device at a time where they come and go.
         pin_memory: Whether to page-lock what is copied.
         ratio: Share of the optimizer state that is updated on the host; None lets the planner
             decide.
@@ -180,7 +147,7 @@ class ZeroSpec:
     stage: int = 0
     optimizer_tier: Literal["device", "host", "nvme"] = "device"
     parameter_tier: Literal["device", "host", "nvme"] = "device"
-    live_elements: int | None = None
+    loads: LoadSpec = field(default_factory=LoadSpec)
     pin_memory: bool = True
     ratio: float | None = None
     streamed_units: tuple[int, ...] | None = None
@@ -383,7 +350,6 @@ def _zero_dict(zero: ZeroSpec) -> dict[str, Any]:
         param = {"device": "cpu", "pin_memory": zero.pin_memory}
     if zero.nvme is not None and zero.nvme.weights is not None:
         param |= {"device": "nvme", **zero.nvme.weights.as_dict()}
-    live = {} if zero.live_elements is None else {_LIVE: zero.live_elements}
     return {
         "stage": zero.stage,
         "sub_group_size": zero.unit_elements or _SUB_GROUP_DEFAULT,
@@ -395,5 +361,5 @@ def _zero_dict(zero: ZeroSpec) -> dict[str, Any]:
             **({} if zero.nvme is None else zero.nvme.as_dict()),
         },
         "offload_param": param,
-        **live,
+        **zero.loads.as_dict(),
     }

@@ -105,15 +105,16 @@ def place(model: InspectedModel, *, options: EngineOptions, device: torch.device
     """The placement that the options ask for; see `with_pool` for streamed weights' room."""
     spec = model.spec
     places = places_for(options, _update_places(spec, options, device))
+    stay = options.loads.stay([unit.elements for unit in spec.units])
     units = tuple(
         UnitPlacement(
             layout=layout_unit(
                 unit.name, index=index, params=unit.params, world_size=options.sharding.size
             ),
             update=place,
-            weights=_weight_place(place, options),
+            weights=WeightPlace.DEVICE if stays else _weight_place(place, options),
         )
-        for index, (unit, place) in enumerate(zip(spec.units, places, strict=True))
+        for index, (unit, place, stays) in enumerate(zip(spec.units, places, stay, strict=True))
     )
     frozen = tuple(
         UnitPlacement(
@@ -132,6 +133,7 @@ def place(model: InspectedModel, *, options: EngineOptions, device: torch.device
         piece_elements=options.piece_elements,
         sharding=options.sharding,
         policy=policy_for(options),
+        loads=options.loads,
     )
     if options.nvme is None:
         if any(unit.update is UpdatePlace.NVME for unit in units):

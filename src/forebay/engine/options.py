@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from forebay.comm.exchange import Exchange
 from forebay.links.observer import NO_OBSERVER
 from forebay.optim.loss_scale import StaticLossScale
+from forebay.plan.load_rules import LoadRules
 from forebay.plan.placement import AccumulationOrder, Sharding, SixteenBitMaster, WeightPlace
 from forebay.plan.policies import EXACT
 
@@ -80,6 +81,7 @@ class EngineOptions:
         weights: Where the working weights of units that do not update on the device live.
         pool_bytes: Device bytes that weights on the host share while they are used; None for what
             the device budget leaves, or a default without one.
+        loads: What else bounds weights that come and go.
         activations: Where the inputs of checkpointed regions wait for the backward.
         staging_bytes: Device bytes for state that visits; None for what activations leave free.
         cast_to: What float32 parameters become when forebay takes over; None leaves them.
@@ -115,6 +117,7 @@ class EngineOptions:
     places: Callable[[ModelSpec], Sequence[UpdatePlace]] | None = None
     weights: WeightPlace = WeightPlace.DEVICE
     pool_bytes: int | None = None
+    loads: LoadRules = field(default_factory=LoadRules)
     activations: ActivationPlace = ActivationPlace.DEVICE
     staging_bytes: int | None = None
     cast_to: torch.dtype | None = None

@@ -44,7 +44,7 @@ class RankWeights:
         self._units = units
         self._lanes = lanes
         self._has_said = False
-        queue.is_gated = True
+        queue.is_gated = any(unit.streams_weights for unit in units)
         queue.passes.serve = self._serve
         # What last wrote a part's slice.
         self._writes: dict[int, Sequence[Any]] = {}

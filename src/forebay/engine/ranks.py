@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from forebay.engine.departure import Departure
     from forebay.engine.executor import Executor
     from forebay.engine.options import EngineOptions
+    from forebay.engine.record import ParamRecord
     from forebay.engine.streaming import Streaming
     from forebay.engine.unit import Unit
 
@@ -131,8 +132,13 @@ def connect_ranks(
         options=options,
         on_order=on_order,
     )
-    if options.stage == 3:
-        executor.spread = streaming.renew
-    elif options.stage:
-        executor.spread = partial(reducer.spread_weights, streaming.nans)
+    if options.stage:
+
+        def _spread(unit: Unit, changed: Sequence[ParamRecord], arrivals: Sequence[Any]) -> None:
+            if unit.streams_weights:
+                streaming.renew(unit, changed, arrivals)
+            else:
+                reducer.spread_weights(streaming.nans, unit, changed, arrivals)
+
+        executor.spread = _spread
     return Ranks(reducer, queue=queue)

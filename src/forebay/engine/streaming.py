@@ -88,6 +88,7 @@ class Streaming:
             {unit.index: streamed_bytes(unit.placement.layout) for unit in self._units},
             capacity_bytes=placement.pool_bytes,
             names={unit.index: unit.name for unit in self._units},
+            rules=placement.loads,
         )
         self.residency = Residency(
             units, pool=pool, source=self.source, lanes=lanes, nans=nans, barrier=barrier

@@ -5,11 +5,12 @@ No torch here. ZeRO stages and offloads are values of a placement, not different
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
 from forebay.model.layout import ITEM_BYTES
+from forebay.plan.load_rules import LoadRules
 from forebay.plan.policies import EXACT
 
 if TYPE_CHECKING:
@@ -182,6 +183,7 @@ class Placement:
         piece_elements: Elements of one piece of an update and of the copy that follows it.
         sharding: How state is spread over ranks.
         pool_bytes: Device bytes that streamed weights share; 0 without any.
+        loads: What else bounds them.
         buffers: What state in files passes through.
         weight_buffers: What weights in files pass through; of these, count and piece alone.
         policy: When updates begin, and when new weights come into force.
@@ -195,6 +197,7 @@ class Placement:
     piece_elements: int = 4 << 20  # 8 MiB of bf16: a link's bandwidth saturates from there on
     sharding: Sharding = Sharding()
     pool_bytes: int = 0
+    loads: LoadRules = field(default_factory=LoadRules)
     buffers: FileBuffers = FileBuffers()
     weight_buffers: FileBuffers = FileBuffers(count=5)
     policy: Policy = EXACT

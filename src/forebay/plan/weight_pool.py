@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from forebay.errors import BudgetError
 from forebay.plan.foresight import Foresight, Pass
+from forebay.plan.load_rules import LoadRules
 from forebay.units_of_measure import budget_text, format_bytes
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class WeightPool:
         sizes: Bytes of each streamed unit by index; others are never asked for.
         capacity_bytes: What the pool may hold.
         names: Units' names, for messages.
+        rules: What bounds loads beside the room.
 
     Attributes:
         foresight: The order of uses.
@@ -56,8 +58,16 @@ class WeightPool:
     """
 
     def __init__(
-        self, sizes: Mapping[int, int], *, capacity_bytes: int, names: Mapping[int, str]
+        self,
+        sizes: Mapping[int, int],
+        *,
+        capacity_bytes: int,
+        names: Mapping[int, str],
+        rules: LoadRules | None = None,
     ) -> None:
+        self._rules = rules or LoadRules()
+        # Came ahead of their use, which is still to come.
+        self._unused: set[int] = set()
         self._sizes = dict(sizes)
         self._names = names
         self.capacity_bytes = self._given_bytes = capacity_bytes
@@ -123,6 +133,7 @@ class WeightPool:
         Raises:
             BudgetError: The others that are in use leave no room for it.
         """
+        self._unused.discard(unit)
         if unit != self.last:
             self.last = unit
             self.uses += 1
@@ -146,20 +157,46 @@ class WeightPool:
         return [*moves, Move(MoveKind.LOAD, unit)]
 
     def ahead(self) -> list[Move]:
-        """The moves that bring up what is needed next, as far as they make room for it."""
-        moves: list[Move] = []
+        """The moves that bring up what is needed next, as far as they make room for it.
+
+        What the rules let go after its use goes first.
+        """
         distances = self.foresight.distances()
+        moves, most = self._expired(), self._rules.ahead_bytes
         for unit, distance in distances.items():
             if unit in self._here or unit not in self._sizes:
                 continue
+            if most is not None and self._unused_bytes() >= most:
+                break
             room = self._make_room(
                 self._sizes[unit], worth=distance, keep=tuple(self._read), distances=distances
             )
             if room is None:
                 break
             self._here.add(unit)
+            self._unused.add(unit)
             moves += [*room, Move(MoveKind.LOAD, unit)]
         return moves
+
+    def _unused_bytes(self) -> int:
+        self._unused &= self._here
+        return sum(self._sizes[unit] for unit in self._unused)
+
+    def _expired(self) -> list[Move]:
+        """Units whose next use lies behind more bytes of others' than the rules let them wait."""
+        limit = self._rules.reuse_bytes
+        if limit is None:
+            return []
+        near, between = set(), 0
+        for unit in self.foresight.upcoming():
+            near.add(unit)
+            between += self._sizes.get(unit, 0)
+            if between > limit:
+                break
+        kept = {*self._held, *self._guarded, *self._read, *self._unused, self.last}
+        gone = sorted(self._here - near - kept)
+        self._here.difference_update(gone)
+        return [Move(MoveKind.DROP, unit) for unit in gone]
 
     def drop(self, unit: int) -> list[Move]:
         """Let go of a unit, whoever would need it next."""

@@ -21,6 +21,7 @@ __all__ = ["KEYS"]
 
 _EXCHANGED: Final = "gradients and weights are exchanged unit by unit, at every stage alike"
 _BY_UNIT: Final = "weights come and go by whole units, in the recorded order, as there is room"
+_UNLESS: Final = "The default says nothing."
 _NO_BUCKETS: Final = "gradients leave unit by unit, in pieces that the plan sizes"
 _WITH_SECTION: Final = "it acts with its section only"
 
@@ -161,34 +162,50 @@ _STAGE3: Final[tuple[Key, ...]] = (
             aliases=(name,),
         )
         for name, kind, default, meaning in (
-            ("prefetch_bucket_size", ELEMENTS, 50_000_000, "Elements gathered ahead of use."),
-            (
-                "param_persistence_threshold",
-                ELEMENTS,
-                100_000,
-                "Parameters up to this size are never released.",
-            ),
-            ("model_persistence_threshold", ELEMENTS, 2**63 - 1, "Limit of their sum."),
-            (
-                "max_reuse_distance",
-                ELEMENTS,
-                1_000_000_000,
-                "A parameter used again within so many elements is kept.",
-            ),
             ("module_granularity_threshold", COUNT, 0, "Gather small modules as one."),
             ("use_all_reduce_for_fetch_params", FLAG, False, "Gather by all-reduce."),
             ("allgather_sequential", FLAG, False, "One collective for each parameter."),
         )
     ),
-    honoured(
-        "zero_optimization.stage3_max_live_parameters",
-        ELEMENTS,
-        "With `offload_param`: elements whose weights are on the device at a time, at least what "
-        "is used at once and one unit to come. The default says nothing where "
-        "`forebay.device_budget` bounds them.",
-        default=1_000_000_000,
-        auto=Auto.DEFAULT,
-        aliases=("max_live_parameters",),
+    *(
+        honoured(
+            f"zero_optimization.stage3_{name}",
+            ELEMENTS,
+            f"With `offload_param`, or over ranks: {meaning} {_UNLESS}",
+            default=default,
+            auto=Auto.DEFAULT,
+            aliases=(name,),
+        )
+        for name, default, meaning in (
+            (
+                "max_live_parameters",
+                1_000_000_000,
+                "elements whose weights are on the device at a time, at least what is used at once "
+                "and one unit to come.",
+            ),
+            (
+                "prefetch_bucket_size",
+                50_000_000,
+                "elements that come ahead of their use: as soon as there are so many, no more "
+                "units are brought. 0 brings none.",
+            ),
+            (
+                "max_reuse_distance",
+                1_000_000_000,
+                "a unit goes after its use where more elements than these are used before it is "
+                "again.",
+            ),
+            (
+                "param_persistence_threshold",
+                100_000,
+                "units of at most so many elements stay on the device for good.",
+            ),
+            (
+                "model_persistence_threshold",
+                2**63 - 1,
+                "as long as they have no more elements together.",
+            ),
+        )
     ),
     hint(
         "zero_optimization.stage3_gather_16bit_weights_on_model_save",
