@@ -299,6 +299,16 @@ def copies(how: str, folder: str) -> dict[str, Any]:
         return {"sharers": tuple(group.sharers), "weights": weights}
 
 
+def host_share(budget: str) -> dict[str, Any]:
+    """Every rank holds all state on the host, under a budget for the machine."""
+    from forebay.tiers.ledger import Tier
+
+    torch.manual_seed(1)
+    settings = config(0, forebay={"host_budget": budget})
+    with forebay.initialize(model=mlp(), config=settings)[0] as engine:
+        return {"budget": engine.core.ledger.budget(Tier.HOST)}
+
+
 def command_line(words: list[str]) -> int:
     """`forebay train` with these flags."""
     from forebay.cli.main import main

@@ -15,7 +15,7 @@ from torch import nn
 
 import forebay
 from forebay import BudgetError
-from forebay.engine import build, offload_with
+from forebay.engine import fit, offload_with
 from forebay.engine.options import SumPlace
 from forebay.hardware.limits import host_ceiling
 from forebay.model.layout import ITEM_BYTES
@@ -220,7 +220,7 @@ def group_of_64_kib(tmp_path, monkeypatch):
     (proc / "self" / "cgroup").write_text("0::/job\n")
     (proc / "meminfo").write_text("MemAvailable: 100000000 kB\n")
     ceiling = functools.partial(host_ceiling, sys=tmp_path / "sys", proc=proc)
-    monkeypatch.setattr(build, "host_ceiling", ceiling)
+    monkeypatch.setattr(fit, "host_ceiling", ceiling)
     return folder / "memory.max"
 
 

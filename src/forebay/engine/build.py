@@ -6,25 +6,23 @@ It refuses what does not fit before any model memory is touched.
 from __future__ import annotations
 
 import mmap
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from forebay.engine.files import open_files, refuse_more_files, with_files
+from forebay.engine.files import open_files, with_files
 from forebay.engine.options import EngineOptions, SumPlace
 from forebay.engine.part import PartStorage
 from forebay.engine.policies import places_for, policy_for, sums_on_device
 from forebay.engine.record import ParamRecord
 from forebay.engine.state_memory import PartMemory
 from forebay.engine.unit import Unit
-from forebay.errors import BudgetError, UnsupportedError
+from forebay.errors import UnsupportedError
 from forebay.hardware.affinity import CoreShare, Topology
-from forebay.hardware.limits import HostCeiling, HostLimit, host_ceiling
 from forebay.model.inspect import OUTSIDE
 from forebay.model.layout import layout_unit
 from forebay.model.origin import origin_of
-from forebay.plan.memory import forecast, ring_bytes
+from forebay.plan.memory import ring_bytes
 from forebay.plan.placement import (
     Accumulation,
     AccumulationOrder,
@@ -38,10 +36,9 @@ from forebay.tiers.heap import HeapTrimmer
 from forebay.tiers.host import HostArena
 from forebay.tiers.ledger import Ledger, Role, Tier
 from forebay.tiers.page_locking import PageLocking
-from forebay.units_of_measure import budget_text, format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import nn
 
@@ -58,13 +55,8 @@ __all__ = [
     "page_locking",
     "part_memory",
     "place",
-    "refuse_what_does_not_fit",
     "ring_maker",
 ]
-
-
-# Stands for a host budget where only the machine's own limits are asked for.
-_UNBOUNDED = 1 << 62
 
 
 def accumulation_for(options: EngineOptions) -> Accumulation:
@@ -143,78 +135,9 @@ def place(model: InspectedModel, *, options: EngineOptions, device: torch.device
         placement,
         options.nvme,
         weights=options.weights,
-        host_budget=options.host_budget,
+        host_budget=options.own_host_budget,
         device_page_bytes=mmap.PAGESIZE if device.type == "cpu" else 1,
     )
-
-
-def refuse_what_does_not_fit(placement: Placement, *, options: EngineOptions, cpu: bool) -> None:
-    """Compare the forecast with the budgets and the machine.
-
-    Args:
-        placement: What is to be placed.
-        options: The budgets.
-        cpu: Whether the device tier lies in host memory too; the machine's limits then bind both.
-
-    Raises:
-        BudgetError: A tier is short; names both numbers and the bytes by role.
-    """
-    page = mmap.PAGESIZE if cpu else 1
-    sizes = forecast(placement, device_page_bytes=page)
-    device = _total(sizes, "device")
-    table = ", ".join(
-        f"{tier} {role} {format_bytes(value)}" for (tier, role), value in sorted(sizes.items())
-    )
-    what = f"training state ({table})"
-    ceilings = [host_ceiling(options.host_budget)]
-    if cpu and options.host_budget is not None:
-        ceilings.append(host_ceiling(_UNBOUNDED))
-    for ceiling in ceilings:
-        needed = _needed(sizes, cpu=cpu, limit=ceiling.limit)
-        hint = _way_out(placement, needed=needed, cpu=cpu, ceiling=ceiling)
-        ceiling.require(needed, what=what, hint=hint)
-    refuse_more_files(sizes, budget=None if options.nvme is None else options.nvme.budget)
-    if options.device_budget is not None and device > options.device_budget:
-        raise BudgetError(
-            f"cannot place {format_bytes(device)} of {what} on the device: device_budget is "
-            f"{format_bytes(options.device_budget)}",
-            hint=f"raise forebay.device_budget to {budget_text(device)}"
-            + ("" if cpu else ", or offload the optimizer state with offload_optimizer"),
-        )
-
-
-def _total(sizes: Mapping[tuple[str, str], int], tier: str) -> int:
-    return sum(value for (at, _), value in sizes.items() if at == tier)
-
-
-def _needed(sizes: Mapping[tuple[str, str], int], *, cpu: bool, limit: HostLimit) -> int:
-    """Bytes that a limit binds: on `cpu` the machine's own limits bind the device tier too."""
-    host = _total(sizes, "host")
-    if not cpu or limit is HostLimit.HOST_BUDGET:
-        return host
-    everything = host + _total(sizes, "device")
-    # what is available now does not count the weights, which the model holds already
-    return everything - (
-        sizes.get(("device", "lp_params"), 0) if limit is HostLimit.AVAILABLE else 0
-    )
-
-
-def _way_out(placement: Placement, *, needed: int, cpu: bool, ceiling: HostCeiling) -> str | None:
-    """The nearest settings that fit."""
-    if ceiling.nbytes is None or needed <= ceiling.nbytes:
-        return None
-    key = "forebay.host_budget" if ceiling.limit is HostLimit.HOST_BUDGET else "it"
-    ways = [f"raise {key} to {budget_text(needed)}"]
-    page = mmap.PAGESIZE if cpu else 1
-    single = forecast(replace(placement, accumulation=Accumulation.SINGLE), device_page_bytes=page)
-    fewer = _needed(single, cpu=cpu, limit=ceiling.limit)
-    if fewer <= ceiling.nbytes:
-        ways.append(f"set gradient_accumulation_steps to 1 (needs {format_bytes(fewer)})")
-    if not cpu:
-        ways.append("keep state on the device (offload_optimizer.device: none)")
-    if ceiling.limit is HostLimit.AVAILABLE:
-        ways.append("set forebay.host_budget if the machine's memory grows as it is touched")
-    return ", or ".join(ways)
 
 
 def build_units(
@@ -356,7 +279,7 @@ def part_memory(
     ledger = Ledger(
         {
             Tier.DEVICE: options.device_budget,
-            Tier.HOST: options.host_budget,
+            Tier.HOST: options.own_host_budget,
             Tier.NVME: None if nvme is None else nvme.budget,
         }
     )

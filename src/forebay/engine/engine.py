@@ -20,12 +20,12 @@ from forebay.engine.build import (
     move_the_rest,
     part_memory,
     place,
-    refuse_what_does_not_fit,
     ring_maker,
 )
 from forebay.engine.collector import Collector
 from forebay.engine.executor import Executor
 from forebay.engine.files import connect_files
+from forebay.engine.fit import refuse_what_does_not_fit
 from forebay.engine.frozen import build_frozen, look_at
 from forebay.engine.hooks import HookActions, ModuleHooks
 from forebay.engine.learned_sums import LearnedSums

@@ -95,7 +95,8 @@ class EngineOptions:
         overflow: Whether a non-finite gradient skips the update.
         loss_scale: The loss scale that gradients carry.
         device_budget: Bytes that may be placed on the device; None for no bound.
-        host_budget: Bytes that may be placed on the host; None for what the machine has.
+        host_budget: Bytes that may be placed on the host, by all ranks of a machine together;
+            None for what the machine has.
         threads: Update threads; None for one on each core that is not left to the launching
             thread.
         core_share: Share of this process's cores that update, where `threads` does not say.
@@ -155,6 +156,13 @@ class EngineOptions:
     def streams_frozen(self) -> bool:
         """Whether frozen weights live on the host too; over ranks they stay on the device."""
         return self.weights is not WeightPlace.DEVICE and self.sharding.size == 1
+
+    @property
+    def own_host_budget(self) -> int | None:
+        """This rank's part of the host budget."""
+        if self.host_budget is None or self.group is None:
+            return self.host_budget
+        return self.host_budget // self.group.local_size
 
     @property
     def sharding(self) -> Sharding:

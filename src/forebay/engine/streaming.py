@@ -18,6 +18,7 @@ from forebay.engine.unit import WeightState
 from forebay.engine.weight_spool import weight_spool
 from forebay.model.external import external_parameters
 from forebay.model.holding import held_by_modules
+from forebay.plan.exchange_memory import exchange_bytes
 from forebay.plan.memory import streamed_bytes
 from forebay.plan.placement import WeightPlace
 from forebay.plan.weight_pool import WeightPool
@@ -103,6 +104,9 @@ class Streaming:
         )
         self._reservation = memory.ledger.reserve(
             Tier.DEVICE, Role.LP_PARAMS, placement.pool_bytes, what="weights that come and go"
+        )
+        self._between = memory.ledger.reserve(
+            Tier.DEVICE, Role.STAGING, exchange_bytes(placement), what="exchanges between ranks"
         )
         self._memory, self._lanes = memory, lanes
         self.activations: ActivationStore | None = None
@@ -206,3 +210,4 @@ class Streaming:
         if self._spool is not None:
             self._spool.close()
         self._reservation.release()
+        self._between.release()

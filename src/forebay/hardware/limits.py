@@ -48,11 +48,13 @@ class HostCeiling:
         nbytes: The ceiling; None when nothing limits it.
         limit: What sets it.
         source: The file or key it comes from.
+        sharers: Processes that share it; `nbytes` is the part of one.
     """
 
     nbytes: int | None
     limit: HostLimit
     source: str
+    sharers: int = 1
 
     def require(self, nbytes: int, *, what: str, hint: str | None = None) -> None:
         """Refuse a plan that does not fit; call it before any model memory is touched.
@@ -85,7 +87,11 @@ _HINTS = {
 
 
 def host_ceiling(
-    host_budget: int | None = None, *, sys: Path = Path("/sys"), proc: Path = Path("/proc")
+    host_budget: int | None = None,
+    *,
+    sharers: int = 1,
+    sys: Path = Path("/sys"),
+    proc: Path = Path("/proc"),
 ) -> HostCeiling:
     """The ceiling for a plan: the lower of the control group's limit and `host_budget`.
 
@@ -94,6 +100,7 @@ def host_ceiling(
 
     Args:
         host_budget: The user's bound in bytes, None when there is none.
+        sharers: Processes on this machine that plan as much each; the ceiling is one's part.
         sys: The sysfs root.
         proc: The proc root.
 
@@ -114,7 +121,9 @@ def host_ceiling(
     if not found:
         return HostCeiling(nbytes=None, limit=HostLimit.NONE, source="")
     nbytes, limit, source = min(found, key=lambda one: one[0])
-    return HostCeiling(nbytes=nbytes, limit=limit, source=source)
+    if sharers > 1:
+        source = f"{source}, shared by {sharers} ranks of this machine"
+    return HostCeiling(nbytes=nbytes // sharers, limit=limit, source=source, sharers=sharers)
 
 
 def memory_available_bytes(proc: Path = Path("/proc")) -> int | None:

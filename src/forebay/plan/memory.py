@@ -11,6 +11,7 @@ import mmap
 from typing import TYPE_CHECKING
 
 from forebay.model.layout import ITEM_BYTES, SUM_ITEM_BYTES
+from forebay.plan.exchange_memory import exchange_bytes
 from forebay.plan.placement import Accumulation, MasterLayout, UpdatePlace, WeightPlace
 from forebay.plan.policy_bytes import policy_bytes
 from forebay.plan.records import SECTOR_BYTES, SUM_ELEMENTS, records, sum_bytes, weight_form
@@ -138,6 +139,9 @@ def forecast(placement: Placement, *, device_page_bytes: int = 1) -> dict[tuple[
     if placement.pool_bytes:
         key = ("device", "lp_params")
         total[key] = total.get(key, 0) + placement.pool_bytes
+    between = exchange_bytes(placement)
+    if between:
+        total["device", "staging"] = total.get(("device", "staging"), 0) + between
     staging = total.get(("host", "staging"), 0)
     sums = any(unit.update is not UpdatePlace.DEVICE for unit in placement.units)
     if sums and placement.accumulation is Accumulation.HOST_SUM:

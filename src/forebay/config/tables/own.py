@@ -21,7 +21,8 @@ KEYS: Final[tuple[Key, ...]] = (
     honoured(
         "forebay.host_budget",
         optional(SIZE),
-        "Host memory that forebay may place bytes in; null is what the machine has to spare.",
+        "Host memory that forebay may place bytes in, on a machine with several ranks by all of "
+        "them together; null is what the machine has to spare.",
         default=None,
         auto=Auto.DEFAULT,
     ),
