@@ -33,6 +33,10 @@ _OFFLOADS: dict[str, dict[str, Any]] = {
     "none": {},
     "cpu": {"offload_optimizer": {"device": "cpu"}},
     "nvme": {"offload_optimizer": _NVME},
+    "files": {
+        "offload_optimizer": _NVME,
+        "offload_param": {"device": "nvme", "max_in_cpu": 0, "buffer_count": 1},
+    },
     "weights": {"offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}},
 }
 

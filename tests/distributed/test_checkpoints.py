@@ -17,13 +17,18 @@ _ALL = [
     Run(stage=stage, offload=offload, units=units)
     for stage, offload in itertools.product((0, 1, 2, 3), ("none", "cpu", "nvme"))
     for units in (1, 10**9)
-] + [Run(stage=3, offload="weights"), Run(stage=3, offload="weights", beside=True)]
+] + [
+    Run(stage=3, offload="weights"),
+    Run(stage=3, offload="weights", beside=True),
+    Run(stage=3, offload="files"),
+]
 # Each stage, offload and unit size at least once.
 _QUICK = [
     Run(stage=0, offload="cpu"),
     Run(stage=1, offload="none", units=1),
     Run(stage=2, offload="nvme", beside=True),
     Run(stage=3, offload="weights"),
+    Run(stage=3, offload="files"),
 ]
 
 

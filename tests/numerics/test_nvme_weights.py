@@ -235,3 +235,32 @@ def test_a_copy_and_a_closed_model_have_the_weights(tmp_path):
         values += [[p.detach().clone() for p in one.parameters()] for one in (twin, model)]
     for other in values[1:]:
         assert all(torch.equal(a, b) for a, b in zip(values[0], other, strict=True))
+
+
+class Turning(torch.nn.Module):
+    """Its layers run forwards and backwards by turns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(16, 16) for _ in range(5))
+        self.turn = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The other way round each time."""
+        self.turn += 1
+        for layer in list(self.layers)[:: 1 if self.turn % 2 else -1]:
+            x = torch.tanh(layer(x))
+        return x
+
+
+@pytest.mark.parametrize("engine", ["blocks", "late_links"])
+def test_the_order_of_modules_may_change(engine, tmp_path):
+    found = []
+    for options in (EngineOptions(), _in_files(tmp_path, engine, access="late_threads")):
+        model = Turning()
+        optimizer = _taken(model, replace(options, unit_elements=1))
+        _steps(model, optimizer, batches(6, features=16))
+        found.append({name: value.clone() for name, value in model.state_dict().items()})
+        optimizer.close()
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
