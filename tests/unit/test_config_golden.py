@@ -225,9 +225,10 @@ def test_nvme_for_both() -> None:
 
 
 def test_super_offload() -> None:
-    assert str(refusal(_SUPER)).splitlines()[::2] == [
-        "config key zero_optimization.offload_optimizer.super_offload = true is not supported yet",
-    ]
+    config = resolved(_SUPER)
+    assert config.update.kind == "speculative"
+    assert config.zero.ratio == 0.9
+    assert config.zero.update_cores == 0.9
 
 
 @pytest.mark.parametrize("change", [{"stage": 2}, {"offload_optimizer": {"device": "nvme"}}])

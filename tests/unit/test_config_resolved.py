@@ -57,7 +57,6 @@ def test_a_refused_key_that_asks_for_nothing_passes(config: dict[str, Any]) -> N
         ("memory_breakdown", True, "true is not supported yet"),
         ("checkpoint.load_universal", True, "true is not supported yet"),
         ("zero_optimization.load_from_fp32_weights", False, "false is refused"),
-        ("forebay.update", "speculative", '"speculative" is not supported yet'),
         ("csv_monitor.enabled", True, "true is not supported yet"),
         ("elasticity", {"enabled": True}, '{"enabled": true} is refused: forebay trains'),
         ("compression_training", {"x": 1}, '{"x": 1} is refused: forebay trains'),

@@ -29,6 +29,8 @@ _TOGETHER = (
     "zero_optimization.offload_param.device",
     "forebay.streamed_units",
     "zero_optimization.zenflow.",
+    "zero_optimization.offload_optimizer.super_offload",
+    "forebay.update",
 )
 _BY_PATH = pytest.mark.parametrize("key", _LEAVES, ids=lambda key: key.path)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from forebay.plan.policies import EXACT
+from forebay.plan.policies import EXACT, Delayed, Speculative
 from forebay.plan.zenflow import ZenFlow
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ def policy_of(config: ResolvedConfig) -> Policy:
     """The policy that the configuration asks for."""
     zenflow = config.zero.zenflow
     if zenflow is None:
-        return EXACT
+        return _without_settings(config)
     return ZenFlow(
         topk_ratio=zenflow.topk_ratio,
         select_every=zenflow.select_steps,
@@ -28,3 +28,11 @@ def policy_of(config: ResolvedConfig) -> Policy:
         overlaps=zenflow.overlaps,
         keeps_state_on_host=zenflow.keeps_state_on_host,
     )
+
+
+def _without_settings(config: ResolvedConfig) -> Policy:
+    if config.update.kind == "speculative":
+        return Speculative()
+    if config.update.kind == "delayed":
+        return Delayed(warm_up_steps=config.update.warm_up_steps)
+    return EXACT

@@ -30,6 +30,7 @@ from forebay.config.resolved import (
 from forebay.config.schema import check
 from forebay.config.support import refuse
 from forebay.config.tables import TABLE
+from forebay.config.update import resolve_update
 from forebay.config.zenflow import resolve_zenflow
 
 if TYPE_CHECKING:
@@ -84,8 +85,6 @@ def resolve(
         nvme_bytes=lookup.take("forebay.nvme_budget") if zero.nvme is not None else None,
     )
     zenflow = resolve_zenflow(lookup, batch_size=batch.train_batch_size)
-    if zenflow is None:
-        lookup.take("forebay.update")
     # One value passes so far; the row says which.
     lookup.take("forebay.state_format")
     config = ResolvedConfig(
@@ -95,6 +94,7 @@ def resolve(
         optimizer=optimizer,
         scheduler=scheduler,
         zero=dataclasses.replace(zero, zenflow=zenflow),
+        update=resolve_update(lookup, is_zenflow=zenflow is not None),
         exchange=resolve_exchange(lookup),
         keeps_activations_on_host=lookup.take("activation_checkpointing.cpu_checkpointing"),
         budgets=budgets,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from forebay.config.exchange import ExchangeSpec
 from forebay.config.loads import LoadSpec
 from forebay.config.rows import Row, Source
+from forebay.config.update_spec import UpdateSpec
 
 if TYPE_CHECKING:
     from forebay.config.nvme_spec import NvmeSpec
@@ -202,6 +203,7 @@ class ResolvedConfig:
         optimizer: The optimizer to build; None where the caller brings one.
         scheduler: The schedule to build, or None.
         zero: Sharding and offload.
+        update: When updates run and come into force.
         exchange: What happens between ranks.
         keeps_activations_on_host: Whether what checkpointing keeps waits on the host.
         budgets: Bytes per tier.
@@ -222,6 +224,7 @@ class ResolvedConfig:
     optimizer: OptimizerSpec | None = None
     scheduler: SchedulerSpec | None = None
     zero: ZeroSpec = ZeroSpec()
+    update: UpdateSpec = field(default_factory=UpdateSpec)
     exchange: ExchangeSpec = field(default_factory=ExchangeSpec)
     keeps_activations_on_host: bool = False
     budgets: BudgetSpec = BudgetSpec()
@@ -292,14 +295,14 @@ class ResolvedConfig:
             "device_budget": self.budgets.device_bytes,
             "host_budget": self.budgets.host_bytes,
             "nvme_budget": self.budgets.nvme_bytes,
-            "update": "exact",
+            **self.update.own_keys(),
             "state_format": "fp32",
             "accumulation_order": self.batch.order,
             "reduction": self.exchange.reduction,
             "synchronous": self.synchronous,
             "rank_timeout": self.rank_timeout,
             "profile": self.profile,
-            "streamed_units": _listed(self.zero.streamed_units),
+            "streamed_units": self.zero.streamed_units and [*self.zero.streamed_units],
             "keep_checkpoints": self.checkpoint.keep,
             "checkpoint_staging": self.checkpoint.staging_bytes,
         }
@@ -338,10 +341,6 @@ def _optimizer_dict(optimizer: OptimizerSpec) -> dict[str, Any]:
     if optimizer.is_decay_mode_chosen:
         params["adam_w_mode"] = optimizer.name == "AdamW"
     return {"type": optimizer.name, "params": params}
-
-
-def _listed(numbers: tuple[int, ...] | None) -> list[int] | None:
-    return None if numbers is None else list(numbers)
 
 
 def _zero_dict(zero: ZeroSpec) -> dict[str, Any]:

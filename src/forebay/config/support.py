@@ -9,6 +9,7 @@ from forebay.config.keys import NOT_YET, Key, Status
 from forebay.config.names import type_problem
 from forebay.config.problems import Problem, raise_any, shown
 from forebay.config.tables import TABLE
+from forebay.config.update import update_problems
 from forebay.config.zenflow import zenflow_problems
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def _contradictions(values: Values) -> list[Problem]:
                 'write "nvme_path": "/folder/on/a/local/drive"',
             )
         )
-    problems += _super_offload(values, stage=stage)
+    problems += update_problems(values)
     problems += zenflow_problems(values)
     if given.get("bf16.enabled") and given.get("fp16.enabled"):
         problems.append(
@@ -76,19 +77,6 @@ def _contradictions(values: Values) -> list[Problem]:
             )
         )
     return problems
-
-
-def _super_offload(values: Values, *, stage: int) -> list[Problem]:
-    device = values.given.get(f"{_OPTIMIZER}.device", "none")
-    if not values.given.get(f"{_OPTIMIZER}.super_offload") or (stage == 3 and device == "cpu"):
-        return []
-    return [
-        Problem(
-            f"config key {_OPTIMIZER}.super_offload needs stage 3 and device cpu; here the "
-            f"stage is {stage} and the device {device}",
-            'write "stage": 3 and "offload_optimizer": {"device": "cpu", ...}, or delete it',
-        )
-    ]
 
 
 def _types(values: Values) -> list[Problem]:

@@ -7,6 +7,7 @@ It composes; each part does its own work. Both public faces (`forebay.offload` a
 from __future__ import annotations
 
 import weakref
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,7 +32,7 @@ from forebay.engine.hooks import HookActions, ModuleHooks
 from forebay.engine.learned_sums import LearnedSums
 from forebay.engine.masters import refresh_master
 from forebay.engine.options import EngineOptions, Timing
-from forebay.engine.policies import make_policy
+from forebay.engine.policies import make_policy, with_policy_that_pays
 from forebay.engine.policy import PolicyParts
 from forebay.engine.pool_room import with_pool
 from forebay.engine.ranks import connect_ranks, queue_of
@@ -132,8 +133,9 @@ class Engine:
         self.accelerator = accelerator_for(options.device)
         device = self.accelerator.device
         placed = place(inspected, options=options, device=device)
-        self.placement = with_pool(placed, root=model, model=inspected, options=options)
-        refuse_what_does_not_fit(self.placement, options=options, cpu=device.type == "cpu")
+        placed = with_pool(placed, root=model, model=inspected, options=options)
+        check = partial(refuse_what_does_not_fit, options=options, cpu=device.type == "cpu")
+        self.placement = with_policy_that_pays(placed, check=check)
         return inspected
 
     def _allocate(self, inspected: InspectedModel) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from forebay.config.keys import Auto, Key, hint, honoured, refused, section
+from forebay.config.keys import Auto, Key, hint, honoured, section
 from forebay.config.kinds import (
     COUNT,
     ELEMENTS,
@@ -51,11 +51,11 @@ _OFFLOAD: Final[tuple[Key, ...]] = (
         "the rest stays on the device. Left out, the planner decides.",
         default=None,
     ),
-    refused(
+    honoured(
         "zero_optimization.offload_optimizer.super_offload",
         FLAG,
-        "Update during backward, before the norm is known, and undo if need be. Needs stage 3 "
-        "and device cpu.",
+        "Update on the host during backward, before the norm is known (forebay.update: "
+        "speculative), with the same bits. Needs stage 3 and device cpu.",
         default=False,
     ),
     honoured(

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from forebay.config.keys import NOT_YET, Auto, Key, honoured, section
-from forebay.config.kinds import FLAG, NUMBERS, POSITIVE, SIZE, TEXT, choice, optional
+from forebay.config.kinds import COUNT, FLAG, NUMBERS, POSITIVE, SIZE, TEXT, choice, optional
+from forebay.config.update_spec import WARM_UP_STEPS
 
 __all__ = ["KEYS"]
 
@@ -36,11 +37,17 @@ KEYS: Final[tuple[Key, ...]] = (
     honoured(
         "forebay.update",
         choice("exact", "speculative", "delayed", "zenflow"),
-        "When units are updated. exact: after the norm of all gradients is known. zenflow: see "
+        "When updates run. exact: when the norm of all gradients is known. speculative: during "
+        "backward, into a second state, with the same bits; what super_offload asks for. delayed: "
+        "beside the whole next step, so that weights are one update behind. zenflow: see "
         "zero_optimization.zenflow.",
         default="exact",
-        accepts=("exact", "zenflow"),
-        reason=NOT_YET,
+    ),
+    honoured(
+        "forebay.warm_up_steps",
+        COUNT,
+        "Updates at the start that are exact, with update delayed.",
+        default=WARM_UP_STEPS,
     ),
     honoured(
         "forebay.state_format",

@@ -10,25 +10,22 @@ from forebay.engine.policies.early import EarlyUpdates
 from forebay.engine.policies.exact import ExactUpdates
 from forebay.engine.policies.speculative import SpeculativeUpdates
 from forebay.engine.policies.zenflow import ZenFlowUpdates
-from forebay.errors import UnsupportedError
 from forebay.optim.loss_scale import StaticLossScale
-from forebay.plan.placement import UpdatePlace, WeightPlace
-from forebay.plan.policies import EXACT, Delayed, DuringBackward, Speculative
+from forebay.plan.policies import Delayed, DuringBackward, Exact, Speculative
 from forebay.plan.zenflow import ZenFlow
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from forebay.engine.options import EngineOptions
     from forebay.engine.policy import PolicyParts, UpdatePolicy
     from forebay.plan.policies import Policy
 
-__all__ = ["make_policy", "places_for", "policy_for", "sums_on_device"]
+__all__ = ["make_policy", "policy_for", "sums_on_device"]
 
 
 def policy_for(options: EngineOptions) -> Policy:
     """The policy of the placement: exact updates run during backward where that is legal."""
-    if options.policy != EXACT or options.sharding.size > 1:
+    # speculation where nothing is to be decided needs no second state
+    if not isinstance(options.policy, Exact | Speculative) or options.sharding.size > 1:
         return options.policy  # with ranks only the step knows who has a gradient
     scale = options.loss_scale
     unscaled = isinstance(scale, StaticLossScale) and scale.value == 1.0
@@ -41,37 +38,6 @@ def policy_for(options: EngineOptions) -> Policy:
 def sums_on_device(policy: Policy) -> bool:
     """Whether a policy must see a window's whole gradient on the device."""
     return isinstance(policy, ZenFlow)
-
-
-def places_for(options: EngineOptions, places: Sequence[UpdatePlace]) -> Sequence[UpdatePlace]:
-    """The places that the policy has of those that were chosen.
-
-    Raises:
-        UnsupportedError: It has none for one of them.
-    """
-    policy = options.policy
-    if not isinstance(policy, ZenFlow):
-        return places
-    if UpdatePlace.NVME in places:
-        raise UnsupportedError(
-            "zenflow does not keep state in files: columns that become important need theirs at "
-            "once, and in a file they lie all over",
-            hint="keep state in host memory (offload_optimizer.device: cpu), or update: exact",
-        )
-    if options.weights is WeightPlace.HOST:
-        raise UnsupportedError(
-            "zenflow does not keep weights on the host: important columns are updated in the "
-            "weights on the device in every step",
-            hint="keep weights on the device (offload_param.device: none), or update: exact",
-        )
-    if policy.update_every is None and options.sharding.size > 1:
-        raise UnsupportedError(
-            "zenflow over several ranks needs a number of steps between updates of the rest: each "
-            "rank sees its own slices alone",
-            hint="write zenflow.update_interval: 4, for example",
-        )
-    kept = (UpdatePlace.DEVICE, UpdatePlace.HOST)
-    return [place if place in kept else UpdatePlace.HOST for place in places]
 
 
 def make_policy(parts: PolicyParts) -> UpdatePolicy:
