@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from forebay.checkpoint.manifest import Kind, Role
+from forebay.checkpoint.manifest import OWN_DTYPE, Kind, Role
 from forebay.units_of_measure import format_bytes
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def _compare_entries(
     if ours.shape != theirs.shape or ours.kind is not theirs.kind:
         return found
     for role in ours.slices:
-        if role is Role.VALUE and ours.dtype != theirs.dtype:
+        if role not in theirs.slices or (role in OWN_DTYPE and ours.dtype != theirs.dtype):
             continue
         largest = _largest_difference(left, ours, right, theirs, role)
         if largest is not None:

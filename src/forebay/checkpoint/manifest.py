@@ -14,7 +14,9 @@ from forebay.checkpoint.header import TensorSpec
 
 __all__ = [
     "BLOCK_BYTES",
+    "EXTRA_ROLES",
     "MANIFEST",
+    "OWN_DTYPE",
     "ROLES",
     "FileEntry",
     "Kind",
@@ -50,6 +52,9 @@ class Role(Enum):
     """fp32 first moment."""
     EXP_AVG_SQ = "exp_avg_sq"
     """fp32 second moment."""
+    IN_FORCE = "in_force"
+    """Working weight of a trained parameter where training computes with an older one than the
+    master, rounded; in its own dtype."""
     VALUE = "value"
     """A frozen parameter or buffer in its own dtype."""
     RANDOM = "random"
@@ -61,6 +66,12 @@ ROLES: Final = {
     Kind.FROZEN: (Role.VALUE,),
     Kind.BUFFER: (Role.VALUE,),
 }
+
+
+# Those in the dtype that the tensor has in the model; the others are fp32.
+OWN_DTYPE: Final = (Role.VALUE, Role.IN_FORCE)
+# Those that an entry may have beside them.
+EXTRA_ROLES: Final = {Kind.TRAINED: (Role.IN_FORCE,), Kind.FROZEN: (), Kind.BUFFER: ()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +123,7 @@ class ParameterEntry:
         whole = piece.start == 0 and piece.end == self.elements
         return TensorSpec(
             key=tensor_key(role, self.names[0], None if whole else (piece.start, piece.end)),
-            dtype=self.dtype if role is Role.VALUE else "F32",
+            dtype=self.dtype if role in OWN_DTYPE else "F32",
             shape=self.shape if whole else (piece.end - piece.start,),
         )
 

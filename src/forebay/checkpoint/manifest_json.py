@@ -15,6 +15,7 @@ from forebay.checkpoint.checksum import Checksum
 from forebay.checkpoint.header import DTYPES, TensorSpec, is_shape
 from forebay.checkpoint.manifest import (
     BLOCK_BYTES,
+    EXTRA_ROLES,
     ROLES,
     FileEntry,
     Kind,
@@ -224,9 +225,10 @@ def _parameter(item: Fields, *, known: _Known, num_groups: int) -> ParameterEntr
         step=item.size("step"),
     )
     roles = item.child("slices")
-    if set(roles.values) != {role.value for role in ROLES[kind]}:
+    needed, extra = ({role.value for role in some[kind]} for some in (ROLES, EXTRA_ROLES))
+    if not needed <= set(roles.values) <= needed | extra:
         raise item.error(f"does not have just the roles of a {kind.value} one in {names[0][:80]!r}")
-    for role in ROLES[kind]:
+    for role in (role for role in Role if role.value in roles.values):
         pieces = tuple(
             _slice(piece, dtype=entry.spec(role, _EMPTY).dtype, known=known)
             for piece in roles.objects(role.value)

@@ -11,7 +11,15 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from forebay.checkpoint.header import TensorSpec
-from forebay.checkpoint.manifest import ROLES, FileEntry, Manifest, ParameterEntry, Role, Slice
+from forebay.checkpoint.manifest import (
+    EXTRA_ROLES,
+    ROLES,
+    FileEntry,
+    Manifest,
+    ParameterEntry,
+    Role,
+    Slice,
+)
 from forebay.checkpoint.values import decode, encode
 from forebay.errors import CheckpointError
 
@@ -167,7 +175,8 @@ def _with_slices(
     entry: ParameterEntry, pieces: dict[tuple[str, Role], list[Slice]]
 ) -> ParameterEntry:
     slices = {}
-    for role in ROLES[entry.kind]:
+    extra = [role for role in EXTRA_ROLES[entry.kind] if (entry.names[0], role) in pieces]
+    for role in (*ROLES[entry.kind], *extra):
         found = sorted(pieces.get((entry.names[0], role), ()), key=lambda piece: piece.start)
         ends = [0, *(piece.end for piece in found)]
         if [*(piece.start for piece in found), entry.elements] != ends:

@@ -20,6 +20,7 @@ from forebay.checkpoint.header import DTYPES, MAX_HEADER_BYTES, TensorSpec, pars
 from forebay.checkpoint.manifest import (
     BLOCK_BYTES,
     MANIFEST,
+    OWN_DTYPE,
     Role,
 )
 from forebay.checkpoint.manifest_json import MAX_MANIFEST_BYTES, parse_manifest
@@ -279,7 +280,7 @@ def _elements(spec: TensorSpec, piece: Slice, index: int) -> tuple[int, int]:
 
 def stored_dtype(entry: ParameterEntry, role: Role) -> torch.dtype:
     """What the elements of a role are in their files."""
-    return DTYPES[entry.dtype if role is Role.VALUE else "F32"]
+    return DTYPES[entry.dtype if role in OWN_DTYPE else "F32"]
 
 
 def _why(error: OSError) -> str:

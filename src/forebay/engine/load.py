@@ -15,7 +15,7 @@ from forebay.checkpoint.folder import CheckpointFolder
 from forebay.checkpoint.reader import Checkpoint
 from forebay.comm.together import Together
 from forebay.engine.duty import Duty
-from forebay.engine.restore import Scope, match, restore
+from forebay.engine.restore import Scope, match, restore, restore_in_force
 from forebay.engine.whole_state import gather_weights
 from forebay.errors import CheckpointError
 
@@ -107,6 +107,8 @@ def load_checkpoint(engine: Engine, found: Path, request: LoadRequest) -> Manife
                 engine._barrier.fail(f"loading {found} stopped half way: {error}")
             raise
         gather_weights(engine)
+        if restore_in_force(engine, checkpoint, plan):
+            gather_weights(engine)
         if request.then is not None:
             request.then(checkpoint, plan)
         return checkpoint.manifest

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from forebay.engine.barrier import Barrier
     from forebay.engine.executor import Executor
@@ -118,6 +118,19 @@ class UpdatePolicy:
 
     def finish(self, program: Program) -> None:
         """Bring into force whatever was decided: `synchronize()` was called, or the engine ends."""
+
+    def holds_back(self, record: ParamRecord) -> bool:
+        """Whether training computes with a weight that is older than the parameter's master."""
+        del record
+        return False
+
+    def hold_back(self, record: ParamRecord, older: Callable[[], None]) -> None:
+        """A checkpoint has an older weight: it is in force until the next step, where that matters.
+
+        Args:
+            record: A parameter that has the weight of its master now.
+            older: Writes the older one over it.
+        """
 
     def settle(self) -> None:
         """A reader passes the barrier: state is that of the last decided update after this."""

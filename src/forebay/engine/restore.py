@@ -10,6 +10,7 @@ import copy
 import zlib
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from forebay.engine.record import ParamRecord
     from forebay.optim.loss_scale import LossScale
 
-__all__ = ["Match", "Scope", "match", "restore", "write_master"]
+__all__ = ["Match", "Scope", "match", "restore", "restore_in_force", "write_master"]
 
 # 4 MiB of fp32; splitting takes some 24 bytes of temporary memory per element.
 _PIECE: Final = 1 << 20
@@ -282,6 +283,29 @@ def _restore_record(
     record.loaded_low = None
     torch.autograd.graph.increment_version([record.param])
     record.rebase()
+
+
+def restore_in_force(engine: Engine, checkpoint: Checkpoint, found: Match) -> bool:
+    """Put back weights that are older than their masters; call it when all ranks have the newer.
+
+    Returns:
+        Whether the checkpoint has any: the ranks' slices of them are to be gathered then.
+    """
+    if found.scope is not Scope.EVERYTHING:
+        return False
+    held = [(record, entry) for record, entry in found.trained if Role.IN_FORCE in entry.slices]
+    for record, entry in held:
+        older = partial(_write_in_force, record, entry, checkpoint)
+        engine.collector.policy.hold_back(record, older)
+    return bool(held)
+
+
+def _write_in_force(record: ParamRecord, entry: ParameterEntry, checkpoint: Checkpoint) -> None:
+    held = record.segment
+    for start in range(held.start, held.start + held.elements, _PIECE):
+        end = min(start + _PIECE, held.start + held.elements)
+        values = checkpoint.read(entry, Role.IN_FORCE, start, end)
+        record.part.write_own_weights(held.offset + start - held.start, values)
 
 
 def write_master(record: ParamRecord, start: int, master: torch.Tensor) -> None:

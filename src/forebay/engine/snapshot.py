@@ -16,7 +16,7 @@ import torch
 
 from forebay import native
 from forebay.checkpoint.header import TensorSpec, dtype_name
-from forebay.checkpoint.manifest import Kind, Manifest, ParameterEntry, Role, tensor_key
+from forebay.checkpoint.manifest import OWN_DTYPE, Kind, Manifest, ParameterEntry, Role, tensor_key
 from forebay.checkpoint.manifest_json import manifest_bytes
 from forebay.checkpoint.portion import Cut, Portion
 from forebay.checkpoint.sources import JoinedSource, ReadSource, TensorSource
@@ -113,8 +113,9 @@ class Snapshot:
 class _Builder:
     """Collects what one rank writes."""
 
-    def __init__(self, duty: Duty) -> None:
+    def __init__(self, duty: Duty, *, holds_back: Callable[[ParamRecord], bool]) -> None:
         self._duty = duty
+        self._holds_back = holds_back
         self.sources: list[Source] = []
         self.cuts: list[Cut] = []
         self._loads = [0] * duty.size
@@ -126,6 +127,10 @@ class _Builder:
             self._add(record, Role.MASTER, piece, _master_of(record, piece))
             self._add(record, Role.EXP_AVG, piece, _moment_of(record, piece, Role.EXP_AVG))
             self._add(record, Role.EXP_AVG_SQ, piece, _moment_of(record, piece, Role.EXP_AVG_SQ))
+            if self._holds_back(record):
+                here = record.part.own_weights[piece.offset : piece.end]
+                source = partial(TensorSource, value=here, owner=record.unit)
+                self._add(record, Role.IN_FORCE, piece, source)
 
     def _add(
         self,
@@ -138,7 +143,7 @@ class _Builder:
         is_whole = piece.elements == record.slot.elements
         spec = TensorSpec(
             key=tensor_key(role, record.label, None if is_whole else (piece.start, end)),
-            dtype="F32",
+            dtype=dtype_name(record.part.dtype, what=record.label) if role in OWN_DTYPE else "F32",
             shape=record.slot.shape if is_whole else (piece.elements,),
         )
         self.sources.append(make(spec))
@@ -176,7 +181,7 @@ def take_snapshot(engine: Engine, run: RunState) -> Snapshot:
         CheckpointError: Something cannot be saved; names it.
     """
     duty = Duty.of(engine.options.group)
-    builder = _Builder(duty)
+    builder = _Builder(duty, holds_back=engine.collector.policy.holds_back)
     entries: dict[int, ParameterEntry] = {}
     for index in engine._order:
         for record in engine.units[index].records:

@@ -13,9 +13,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 from forebay.engine.policy import UpdatePolicy
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from forebay.engine.executor import HeldUpdates
     from forebay.engine.policy import PolicyParts
     from forebay.engine.record import ParamRecord
@@ -39,9 +43,13 @@ class DelayedUpdates(UpdatePolicy):
     def __init__(self, parts: PolicyParts, *, policy: Delayed) -> None:
         self._executor = parts.executor
         self._warm_up = policy.warm_up_steps
+        self._units = parts.units
         self._records = [record for unit in parts.units for record in unit.records]
         self._parts = [part for unit in parts.units for part in unit.parts]
         self._held: HeldUpdates | None = None
+        self._spread = parts.executor.spread
+        # Weights of a checkpoint's masters that come into force with the next step.
+        self._coming: dict[ParamRecord, torch.Tensor] = {}
 
     def apply(self, program: Program, order: UpdateOrder) -> None:
         """See `UpdatePolicy`; the number of updates so far is the largest step count."""
@@ -59,6 +67,7 @@ class DelayedUpdates(UpdatePolicy):
 
     def finish(self, program: Program) -> None:
         """What was held comes into force."""
+        self._show_coming()
         held, self._held = self._held, None
         if held is None:
             return
@@ -76,7 +85,33 @@ class DelayedUpdates(UpdatePolicy):
         for part in self._parts:
             part.turn_over()
 
+    def holds_back(self, record: ParamRecord) -> bool:
+        """See `UpdatePolicy`."""
+        held = self._held is not None and record.index in self._held.order.hyper_of
+        return held or record in self._coming
+
+    def hold_back(self, record: ParamRecord, older: Callable[[], None]) -> None:
+        """See `UpdatePolicy`: the newer weight waits on the host."""
+        if record.slot.elements:
+            self._coming[record] = record.part.stored(record.slot).to("cpu", copy=True)
+            older()
+            torch.autograd.graph.increment_version([record.param])
+            record.version = record.param._version
+
+    def _show_coming(self) -> None:
+        coming, self._coming = self._coming, {}
+        for record, weight in coming.items():
+            record.part.await_readers()
+            record.part.store(record.slot, weight)
+            torch.autograd.graph.increment_version([record.param])
+            record.version = record.param._version
+        if self._spread is not None and coming:
+            units = {record.unit for record in coming}
+            for unit in (unit for unit in self._units if unit.index in units):
+                self._spread(unit, [r for r in unit.records if r in coming], [])
+
     def master_changed(self, record: ParamRecord) -> None:
         """See `UpdatePolicy`: that weight is what is in force."""
+        self._coming.pop(record, None)
         if self._held is not None:
             self._held.order.hyper_of.pop(record.index, None)
