@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from forebay.engine.masters import is_written, refresh_master
 from forebay.engine.policy import UpdatePolicy
 
 if TYPE_CHECKING:
@@ -66,7 +67,10 @@ class DelayedUpdates(UpdatePolicy):
         self.finish(program)
 
     def finish(self, program: Program) -> None:
-        """What was held comes into force."""
+        """What was held comes into force, but for weights that the user has written meanwhile."""
+        for record in self._records:
+            if is_written(record):
+                refresh_master(record)
         self._show_coming()
         held, self._held = self._held, None
         if held is None:
