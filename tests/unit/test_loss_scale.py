@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from forebay.engine.options import EngineOptions
 from forebay.errors import ConfigError, GradientError
 from forebay.optim.loss_scale import DynamicLossScale, LossScaleConfig, StaticLossScale
 
@@ -113,3 +114,10 @@ def test_nonsense_is_refused(value):
 def test_settings_that_contradict_are_refused(options):
     with pytest.raises(ConfigError, match="fp16"):
         dynamic(**options)
+
+
+def test_options_with_a_static_scale_are_equal():
+    """Else whoever keeps results by options keeps every one, and finds none."""
+    assert EngineOptions() == EngineOptions()
+    assert hash(EngineOptions()) == hash(EngineOptions())
+    assert StaticLossScale() == StaticLossScale(1.0) != StaticLossScale(2.0)

@@ -45,7 +45,7 @@ class LossScale(Protocol):
 
 
 class StaticLossScale:
-    """A scale that never changes; 1 is "no scaling".
+    """A scale that never changes; 1 is "no scaling". Two of one value are equal.
 
     Args:
         value: A power of two.
@@ -53,6 +53,12 @@ class StaticLossScale:
 
     def __init__(self, value: float = 1.0) -> None:
         self._value = _power_of_two(value, key="fp16.loss_scale")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, StaticLossScale) and other.value == self._value
+
+    def __hash__(self) -> int:
+        return hash(self._value)
 
     @property
     def value(self) -> float:
