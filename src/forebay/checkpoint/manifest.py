@@ -55,6 +55,9 @@ class Role(Enum):
     IN_FORCE = "in_force"
     """Working weight of a trained parameter where training computes with an older one than the
     master, rounded; in its own dtype."""
+    GATHERED = "gathered"
+    """fp32 gradients of several steps of a trained parameter that no update has used yet; NaN in
+    columns whose gradients are used in every step."""
     VALUE = "value"
     """A frozen parameter or buffer in its own dtype."""
     RANDOM = "random"
@@ -71,7 +74,11 @@ ROLES: Final = {
 # Those in the dtype that the tensor has in the model; the others are fp32.
 OWN_DTYPE: Final = (Role.VALUE, Role.IN_FORCE)
 # Those that an entry may have beside them.
-EXTRA_ROLES: Final = {Kind.TRAINED: (Role.IN_FORCE,), Kind.FROZEN: (), Kind.BUFFER: ()}
+EXTRA_ROLES: Final = {
+    Kind.TRAINED: (Role.IN_FORCE, Role.GATHERED),
+    Kind.FROZEN: (),
+    Kind.BUFFER: (),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +173,7 @@ class Manifest:
         data: Where the data goes on, or None.
         config: The configuration that ran.
         model: What else belongs to the model: its Hugging Face configuration, adapters.
+        policy: What the update policy has beside tensors; None where it has nothing.
         client_state: The user's own.
         writer: Which program wrote it.
         checksum: How bytes are summed.
@@ -184,6 +192,7 @@ class Manifest:
     data: dict[str, Any] | None = None
     config: dict[str, Any] = field(default_factory=dict)
     model: dict[str, Any] = field(default_factory=dict)
+    policy: dict[str, Any] | None = None
     client_state: dict[str, Any] = field(default_factory=dict)
     writer: str = ""
     checksum: Checksum = Checksum.CRC32C

@@ -51,7 +51,16 @@ def manifest_bytes(manifest: Manifest) -> bytes:
     algorithm = manifest.checksum.value
     plain = {
         name: encode(getattr(manifest, name), where=name)
-        for name in ("groups", "loss_scale", "scheduler", "random", "data", "config", "model")
+        for name in (
+            "groups",
+            "loss_scale",
+            "scheduler",
+            "random",
+            "data",
+            "config",
+            "model",
+            "policy",
+        )
     }
     body: dict[str, Any] = {
         "format": _FORMAT,
@@ -169,6 +178,7 @@ def _read(body: Fields, checksum: Checksum) -> Manifest:
         data=_decoded_or_none(body, "data"),
         config=_decoded(body.child("config")),
         model=_decoded(body.child("model")),
+        policy=_decoded_or_none(body, "policy") if "policy" in body.values else None,
         client_state=_decoded(body.child("client_state")),
         writer=body.text("writer"),
         checksum=checksum,

@@ -7,11 +7,15 @@ used at all, by which factor and hyperparameters, is decided by the step in ever
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    import torch
+
+    from forebay.checkpoint.header import TensorSpec
+    from forebay.checkpoint.sources import Source
     from forebay.engine.barrier import Barrier
     from forebay.engine.executor import Executor
     from forebay.engine.options import EngineOptions
@@ -118,6 +122,27 @@ class UpdatePolicy:
 
     def finish(self, program: Program) -> None:
         """Bring into force whatever was decided: `synchronize()` was called, or the engine ends."""
+
+    def plain_state(self) -> dict[str, Any] | None:
+        """Plain values for a checkpoint, the same on every rank; None where there are none."""
+        return None
+
+    def gathered(self, record: ParamRecord) -> Callable[[TensorSpec], Source] | None:
+        """Makes the source of what no update has used yet, of this rank's slice; None without."""
+        del record
+        return None
+
+    def restore(
+        self,
+        values: dict[str, Any] | None,
+        gathered: Callable[[ParamRecord], torch.Tensor | None],
+    ) -> None:
+        """All state came from a checkpoint; `master_changed` was called for each parameter.
+
+        Args:
+            values: What `plain_state` was where it was saved, in whichever mode.
+            gathered: This rank's slice of what `gathered` was, flat; None without.
+        """
 
     def holds_back(self, record: ParamRecord) -> bool:
         """Whether training computes with a weight that is older than the parameter's master."""

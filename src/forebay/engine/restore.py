@@ -243,6 +243,7 @@ def restore(engine: Engine, checkpoint: Checkpoint, found: Match) -> None:
         raise
     if found.scope is Scope.EVERYTHING:
         _restore_numbers(engine, checkpoint.manifest)
+        _restore_policy(engine, checkpoint, found)
         random.restore(engine.accelerator.device, ranks=duty.size)
     engine.accelerator.synchronize()
 
@@ -256,6 +257,18 @@ def _restore_numbers(engine: Engine, manifest: Manifest) -> None:
                 group[name] = value
     _take_loss_scale(engine.options.loss_scale, manifest)
     engine.skipped_steps = manifest.counters.get("skipped_steps", 0)
+
+
+def _restore_policy(engine: Engine, checkpoint: Checkpoint, found: Match) -> None:
+    entries = {record.index: entry for record, entry in found.trained}
+
+    def _gathered(record: ParamRecord) -> torch.Tensor | None:
+        entry, held = entries.get(record.index), record.segment
+        if entry is None or Role.GATHERED not in entry.slices:
+            return None
+        return checkpoint.read(entry, Role.GATHERED, held.start, held.start + held.elements)
+
+    engine.collector.policy.restore(checkpoint.manifest.policy, _gathered)
 
 
 def _restore_record(

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from forebay.checkpoint.sources import Source
     from forebay.checkpoint.writer import Written
     from forebay.engine.engine import Engine
+    from forebay.engine.policy import UpdatePolicy
     from forebay.engine.record import ParamRecord
     from forebay.model.layout import Segment
 
@@ -113,9 +114,9 @@ class Snapshot:
 class _Builder:
     """Collects what one rank writes."""
 
-    def __init__(self, duty: Duty, *, holds_back: Callable[[ParamRecord], bool]) -> None:
+    def __init__(self, duty: Duty, *, policy: UpdatePolicy) -> None:
         self._duty = duty
-        self._holds_back = holds_back
+        self._policy = policy
         self.sources: list[Source] = []
         self.cuts: list[Cut] = []
         self._loads = [0] * duty.size
@@ -127,7 +128,10 @@ class _Builder:
             self._add(record, Role.MASTER, piece, _master_of(record, piece))
             self._add(record, Role.EXP_AVG, piece, _moment_of(record, piece, Role.EXP_AVG))
             self._add(record, Role.EXP_AVG_SQ, piece, _moment_of(record, piece, Role.EXP_AVG_SQ))
-            if self._holds_back(record):
+            gathered = self._policy.gathered(record)
+            if gathered is not None:
+                self._add(record, Role.GATHERED, piece, gathered)
+            if self._policy.holds_back(record):
                 here = record.part.own_weights[piece.offset : piece.end]
                 source = partial(TensorSource, value=here, owner=record.unit)
                 self._add(record, Role.IN_FORCE, piece, source)
@@ -181,7 +185,7 @@ def take_snapshot(engine: Engine, run: RunState) -> Snapshot:
         CheckpointError: Something cannot be saved; names it.
     """
     duty = Duty.of(engine.options.group)
-    builder = _Builder(duty, holds_back=engine.collector.policy.holds_back)
+    builder = _Builder(duty, policy=engine.collector.policy)
     entries: dict[int, ParameterEntry] = {}
     for index in engine._order:
         for record in engine.units[index].records:
@@ -213,6 +217,7 @@ def take_snapshot(engine: Engine, run: RunState) -> Snapshot:
         data=run.data,
         config=run.config,
         model=_model_values(engine.module),
+        policy=engine.collector.policy.plain_state(),
         client_state=run.client_state,
         writer="forebay",
     )

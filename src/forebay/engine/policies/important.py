@@ -97,6 +97,11 @@ class ImportantColumns:
         self.send_home([record])
         self._columns[record.index] = columns
 
+    def forget(self, record: ParamRecord) -> None:
+        """Columns are to be chosen anew, and what is here of them is worth nothing."""
+        self._here.discard(record.index)
+        self._columns.pop(record.index, None)
+
     def bring(self, records: Sequence[ParamRecord]) -> None:
         """Copy chosen columns' state here, where it is not; as `choose`."""
         for record in records:

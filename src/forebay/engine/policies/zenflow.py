@@ -25,6 +25,7 @@ from forebay.engine.masters import is_written
 from forebay.engine.policies.importance import Importance
 from forebay.engine.policies.important import ImportantColumns
 from forebay.engine.policies.rest import GatheredRest
+from forebay.engine.policies.zenflow_state import GatheredSource, ZenFlowCounts, columns_in
 from forebay.engine.policy import UpdatePolicy
 from forebay.engine.terms import UpdateOrder
 from forebay.engine.watched_gradients import WatchedGradients
@@ -33,8 +34,12 @@ from forebay.plan.placement import UpdatePlace
 from forebay.plan.zenflow import ZenFlow
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
+    import torch
+
+    from forebay.checkpoint.header import TensorSpec
+    from forebay.checkpoint.sources import Source
     from forebay.engine.part import PartStorage
     from forebay.engine.policy import PolicyParts
     from forebay.engine.record import ParamRecord
@@ -66,9 +71,6 @@ class ZenFlowUpdates(UpdatePolicy):
     Args:
         parts: What it is made from. Units whose state is on the device update there in every
             step, all of them.
-
-    Attributes:
-        step: Updates that were applied.
     """
 
     def __init__(self, parts: PolicyParts) -> None:
@@ -98,13 +100,11 @@ class ZenFlowUpdates(UpdatePolicy):
         self._gradients = WatchedGradients(parts.executor.gradients, look=self._look)
         parts.executor.use(self._gradients)
         self._running: dict[int, _Running] = {}
-        # Parameters that had a gradient on any rank, in this interval and in the one before it.
-        self._gathered: set[int] = set()
+        self._counts = ZenFlowCounts()
+        # Parameters with an update of the rest that is not in force, on any rank.
         self._hidden: set[int] = set()
-        self._rest_norms: dict[int, float] = {}
-        self._important_norms: dict[int, float] = {}
-        self._interval = 0
-        self.step = 0
+        # Weights of a checkpoint's masters that come into force with that.
+        self._coming: dict[ParamRecord, torch.Tensor] = {}
         self._prepare_step()
 
     def _look(self, record: ParamRecord, value: Any) -> None:
@@ -113,7 +113,7 @@ class ZenFlowUpdates(UpdatePolicy):
 
     def _prepare_step(self) -> None:
         """Before the next window's gradients come."""
-        coming = self.step + 1
+        coming = self._counts.step + 1
         self._importance.is_active = not self._settings.warms_up(coming)
         if self._settings.selects(coming):
             self._importance.wanted |= self._mine
@@ -133,11 +133,12 @@ class ZenFlowUpdates(UpdatePolicy):
             self._important[record.part].master_changed(record)
         if record.unit in self._running:
             self._running[record.unit].changed.discard(record.index)
+        self._coming.pop(record, None)
 
     def apply(self, program: Program, order: UpdateOrder) -> None:
         """See `UpdatePolicy`."""
-        self.step += 1
-        if self._settings.warms_up(self.step):
+        self._counts.step += 1
+        if self._settings.warms_up(self._counts.step):
             self._executor.update_all(program, order)
         else:
             others = {i: at for i, at in order.hyper_of.items() if i not in self._mine}
@@ -156,7 +157,7 @@ class ZenFlowUpdates(UpdatePolicy):
             unit.index: [r for r in unit.records if r.index in order.hyper_of] for unit in units
         }
         changed = {unit.index: {r.index for r in present[unit.index]} for unit in units}
-        if self._settings.selects(self.step):
+        if self._settings.selects(self._counts.step):
             self._put_in_force(units, changed)
             for unit in units:
                 self._parts.barrier.make_ready(unit)
@@ -164,16 +165,17 @@ class ZenFlowUpdates(UpdatePolicy):
             self._update_important(unit, present[unit.index], order)
         for unit in units:
             self._gather(unit, present[unit.index], order.scale)
-        self._gathered.update(*changed.values())
-        self._interval += 1
+        for record in [record for unit in units for record in present[unit.index]]:
+            self._counts.count(record.index)
+        self._counts.interval += 1
         if self._rest_is_due([r for unit in units for r in present[unit.index]], order.scale):
             self._put_in_force(units, changed)
             for unit in units:
                 self._update_rest(unit)
-            self._hidden, self._gathered = self._gathered, set()
+            self._hidden = set(self._counts.gathered)
+            self._counts.end_interval()
             if not self._settings.overlaps:
                 self._put_in_force(units, changed)
-            self._interval = 0
         self._tell_ranks(units, changed)
 
     def _update_important(
@@ -211,18 +213,10 @@ class ZenFlowUpdates(UpdatePolicy):
         if settings.update_every is None:
             held = [record for record in present if record.segment.elements]
             for index, (rest, important) in self._importance.norms(held).items():
-                self._rest_norms[index] = self._rest_norms.get(index, 0.0) + abs(scale) * rest
-                so_far = self._important_norms.get(index, 0.0)
-                self._important_norms[index] = so_far + abs(scale) * important
-        if settings.updates_rest(self.step):
+                self._counts.add_norms(index, rest=abs(scale) * rest, other=abs(scale) * important)
+        if settings.updates_rest(self._counts.step):
             return True
-        if settings.update_every is not None or not self._rest_norms:
-            return False
-        ripe = sum(
-            gathered >= self._important_norms[index] / self._interval
-            for index, gathered in self._rest_norms.items()
-        )
-        return ripe >= settings.auto_ratio * len(self._rest_norms)
+        return settings.update_every is None and self._counts.are_ripe(settings.auto_ratio)
 
     def _update_rest(self, unit: Unit) -> None:
         """Update a unit's rest on the host with what is gathered."""
@@ -250,11 +244,10 @@ class ZenFlowUpdates(UpdatePolicy):
             rest.turn_over(ticket)
         if running.changed:
             self._running[unit.index] = running
-        self._rest_norms.clear()
-        self._important_norms.clear()
 
     def _put_in_force(self, units: Sequence[Unit], changed: dict[int, set[int]]) -> None:
         """Send up the weights of updates of the rest that have run."""
+        self._show_coming()
         for unit in units:
             changed[unit.index] |= self._hidden & {record.index for record in unit.records}
             running = self._running.pop(unit.index, None)
@@ -267,6 +260,8 @@ class ZenFlowUpdates(UpdatePolicy):
     def _publish(self, unit: Unit, running: _Running) -> None:
         arenas = dict(zip(unit.parts, running.used, strict=True))
         before = [part.ticket for part in unit.parts]
+        for part in unit.parts:
+            part.await_readers()
         with contextlib.ExitStack() as stack:
             for part, used in arenas.items():
                 stack.enter_context(part.gradient_in(used))
@@ -303,6 +298,78 @@ class ZenFlowUpdates(UpdatePolicy):
     def forget_window(self) -> None:
         """See `UpdatePolicy`."""
         self._importance.forget()
+
+    def plain_state(self) -> dict[str, Any] | None:
+        """See `UpdatePolicy`."""
+        names = {r.index: r.label for unit in self._parts.units for r in unit.records}
+        return self._counts.plain(names)
+
+    def gathered(self, record: ParamRecord) -> Callable[[TensorSpec], Source] | None:
+        """See `UpdatePolicy`: of parameters whose columns are chosen."""
+        if record.index not in self._mine:
+            return None
+        columns = self._important[record.part].columns(record)
+        if columns is None or columns.chosen is None:
+            return None
+        sums = self._rest[record.part].sums(record)
+        return partial(GatheredSource, sums=sums, columns=columns, owner=record.unit)
+
+    def restore(
+        self,
+        values: dict[str, Any] | None,
+        gathered: Callable[[ParamRecord], torch.Tensor | None],
+    ) -> None:
+        """See `UpdatePolicy`; what another mode saved begins with a choice of columns."""
+        records = [record for unit in self._parts.units for record in unit.records]
+        self._running.clear()
+        self._hidden.clear()
+        self._importance.wanted.clear()
+        indices = {record.label: record.index for record in records}
+        self._counts = ZenFlowCounts.from_plain(values, indices) or ZenFlowCounts(
+            step=max((record.step for record in records), default=0)
+        )
+        for part in self._rest:
+            self._rest[part].counts.clear()
+        for record in [record for record in records if record.index in self._mine]:
+            self._important[record.part].forget(record)
+            found = gathered(record) if record.segment.elements else None
+            if found is not None:
+                self._take_gathered(record, found)
+        self._prepare_step()
+
+    def _take_gathered(self, record: ParamRecord, found: torch.Tensor) -> None:
+        columns = columns_in(record, found, share=self._settings.topk_ratio)
+        if columns is None:
+            return  # saved by other slices: columns are chosen anew, and what they gathered is lost
+        self._important[record.part].choose(record, columns)
+        rest = self._rest[record.part]
+        rest.sums(record).copy_(found.nan_to_num_(0.0))
+        count = self._counts.gathered.get(record.index, 0)
+        if count and not columns.are_all:
+            rest.counts[record.index] = count
+
+    def holds_back(self, record: ParamRecord) -> bool:
+        """See `UpdatePolicy`."""
+        return record.index in self._hidden
+
+    def hold_back(self, record: ParamRecord, older: Callable[[], None]) -> None:
+        """See `UpdatePolicy`: the newer weight waits on the host."""
+        if record.index not in self._mine:
+            return
+        self._hidden.add(record.index)
+        if record.segment.elements:
+            part, held = record.part, record.segment
+            self._coming[record] = part.own_weights[held.offset : held.end].to("cpu", copy=True)
+            older()
+            self._parts.units[record.unit].mark_changed([record])
+
+    def _show_coming(self) -> None:
+        coming, self._coming = self._coming, {}
+        for record, weights in coming.items():
+            record.part.await_readers()
+            record.part.write_own_weights(record.segment.offset, weights)
+            self._important[record.part].show()
+            self._parts.units[record.unit].mark_changed([record])
 
     def finish(self, program: Program) -> None:
         """See `UpdatePolicy`: weights of the rest come into force before their time."""

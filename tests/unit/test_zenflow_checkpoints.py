@@ -1,0 +1,148 @@
+"""Checkpoints of ZenFlow: any step goes on with the same bits, and every mode loads every other's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from compat_cases import engine_of, train
+from config_cases import merged
+from forebay.checkpoint.manifest import Role
+from forebay.checkpoint.reader import Checkpoint
+from forebay.optim.reference import round_to
+
+EXACT = {"bf16": {"enabled": True}}
+SECTION = {
+    "topk_ratio": 0.3,
+    "select_strategy": "step",
+    "select_interval": 5,
+    "update_interval": 3,
+    "full_warm_up_rounds": 2,
+    "overlap_step": True,
+}
+HOST = {"stage": 2, "offload_optimizer": {"device": "cpu"}}
+
+
+def _zenflow(**changes):
+    return merged(EXACT, {"zero_optimization": {**HOST, "zenflow": {**SECTION, **changes}}})
+
+
+KINDS = {
+    "exact": EXACT,
+    "delayed": merged(EXACT, {"forebay": {"update": "delayed"}}),
+    "device": merged(EXACT, {"zero_optimization": {"offload_optimizer": {"device": "none"}}}),
+}
+
+
+def _bits(engine):
+    engine.synchronize()
+    found = [value.clone() for value in engine.module.state_dict().values()]
+    for entry in engine.optimizer.state.values():
+        found += [entry[name].clone() for name in ("step", "exp_avg", "exp_avg_sq")]
+    return found
+
+
+def _same(left, right):
+    return all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
+
+
+# In warm-up, in the middle of intervals, with an update in flight, before and after a choice.
+@pytest.mark.parametrize("steps", [1, 3, 4, 6, 7, 8, 11])
+@pytest.mark.parametrize("overlap", [True, False])
+def test_going_on_from_a_checkpoint(tmp_path, steps, overlap):
+    """Saving changes nothing, and what is loaded goes on with the same bits."""
+    config = _zenflow(overlap_step=overlap)
+    plain = engine_of(config)
+    train(plain, steps)
+    first = engine_of(config)
+    train(first, steps)
+    assert first.save_checkpoint(tmp_path, tag="middle")
+    held = [p.clone() for p in first.module.parameters()]
+    more = train(first, 14, seed=5)
+    assert more == train(plain, 14, seed=5)
+    other = engine_of(config)
+    other.load_checkpoint(tmp_path, tag="middle")
+    assert _same(held, list(other.module.parameters()))
+    assert train(other, 14, seed=5) == more
+    assert _same(_bits(first), _bits(other))
+    for engine in (plain, first, other):
+        engine.close()
+
+
+@pytest.mark.parametrize("changes", [{"offload": True}, {"update_interval": "auto"}], ids=str)
+def test_the_other_settings(tmp_path, changes):
+    config = _zenflow(**changes)
+    first = engine_of(config)
+    train(first, 9)
+    first.save_checkpoint(tmp_path)
+    other = engine_of(config)
+    other.load_checkpoint(tmp_path)
+    assert train(other, 9, seed=5) == train(first, 9, seed=5)
+    assert _same(_bits(first), _bits(other))
+    first.close()
+    other.close()
+
+
+def test_what_it_holds(tmp_path):
+    """Moments of important columns are in place; gathered sums mark the columns."""
+    engine = engine_of(_zenflow(overlap_step=False, full_warm_up_rounds=0))
+    train(engine, 2)
+    engine.save_checkpoint(tmp_path, tag="middle")
+    with Checkpoint(tmp_path / "middle") as checkpoint:
+        manifest = checkpoint.manifest
+        assert manifest.policy["step"] == 2
+        for entry in manifest.parameters:
+            if Role.EXP_AVG not in entry.slices:
+                continue
+            assert (Role.GATHERED in entry.slices) == (len(entry.shape) > 1)
+            if len(entry.shape) < 2:
+                continue
+            read = [checkpoint.read(entry, role, 0, entry.elements) for role in entry.slices]
+            found = dict(zip(entry.slices, read, strict=True))
+            important = found[Role.GATHERED].isnan().view(entry.shape[0], -1)
+            assert important.all(0).sum() == important.any(0).sum() == int(0.3 * entry.shape[1])
+            moved = found[Role.EXP_AVG].ne(0).view_as(important)
+            assert moved[important].float().mean() > 0.9  # the rest was never updated
+            assert not moved[~important].any()
+            assert manifest.policy["gathered"][entry.names[0]] == 2
+    engine.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_loading_into_other_modes_and_back(tmp_path, kind):
+    first = engine_of(_zenflow())
+    train(first, 9)
+    first.save_checkpoint(tmp_path, tag="zenflow")
+    other = engine_of(KINDS[kind])
+    other.load_checkpoint(tmp_path, tag="zenflow")
+    first.synchronize()  # brings what was held into force
+    assert _same(_bits(first), _bits(other))
+    train(other, 3)
+    other.save_checkpoint(tmp_path, tag="other")
+    again = engine_of(_zenflow())
+    again.load_checkpoint(tmp_path, tag="other")
+    assert _same(_bits(again), _bits(other))
+    assert all(loss == loss for loss in train(again, 9))
+    for engine in (first, other, again):
+        engine.close()
+
+
+def test_weights_alone(tmp_path):
+    """What ran for the old ones does not come back."""
+    first = engine_of(_zenflow())
+    train(first, 8)
+    first.save_checkpoint(tmp_path)
+    other = engine_of(_zenflow())
+    train(other, 8, seed=3)
+    other.load_checkpoint(tmp_path, load_optimizer_states=False, load_lr_scheduler_states=False)
+    first.synchronize()
+    other.synchronize()
+    assert _same(list(first.module.parameters()), list(other.module.parameters()))
+    train(other, 5)
+    with torch.no_grad():
+        for record in other.core.collector.records:
+            other.synchronize()
+            master = record.part.master_copy(record.slot)
+            assert torch.equal(round_to(master, torch.bfloat16), record.param)
+    first.close()
+    other.close()
