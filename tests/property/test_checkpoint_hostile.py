@@ -238,7 +238,10 @@ def fresh():
 
 
 # What an engine takes from a manifest beside tensors.
-_TAKEN = ("rule", "groups", "loss_scale", "scheduler", "random", "counters", "client_state", "data")
+_TAKEN = (
+    *("rule", "groups", "loss_scale", "scheduler", "random", "counters", "client_state", "data"),
+    "policy",
+)
 _STRANGE = st.sampled_from(
     [None, True, -1, 1.5, 1e308, 1 << 60, "", "x", [], [1], {}, {"a": 1}, {"$float": "nan"}]
 )
