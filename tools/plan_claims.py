@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from claims import memory, speed
+from claims import memory, shares, speed
 from claims.rows import Kind, Row
 
 if TYPE_CHECKING:
@@ -26,13 +26,19 @@ OUTPUT = Path(__file__).resolve().parents[1] / "docs" / "plan-claims.md"
 
 SECTIONS: dict[str, Callable[[], Iterator[Row]]] = {
     "Bytes on a device": memory.memory_rows,
+    "Bytes of state": shares.format_rows,
     "Traffic of one update, M parameters": memory.traffic_rows,
     "What fits": memory.capacity_rows,
+    "What fits, against others": shares.ratio_rows,
+    "What 3D parallelism holds": shares.whole_state_rows,
     "Bandwidth": memory.bandwidth_rows,
+    "What ranks share": shares.share_rows,
+    "Bandwidth ladder": shares.ladder_rows,
     "Bandwidth that an efficiency needs": speed.efficiency_rows,
     "One device": speed.device_rows,
     "ZeRO-2 or offload": speed.crossover_rows,
     "ZeRO-Infinity on 512 devices": speed.cluster_rows,
+    "Rules of thumb": shares.thumb_rows,
 }
 
 
@@ -42,6 +48,15 @@ def rows() -> Iterator[tuple[str, Row]]:
         for row in make():
             yield section, row
 
+
+# Published, and with no row: what the planner has no model of.
+_WITHOUT = (
+    "L2L's largest model on a DGX-2 (4.2 times less than ZeRO-Offload's): what bounds it there is "
+    "in no paper that we know.",
+    "8B with gradients offloaded on 64 devices, nearly twice ZeRO-Offload's speed: through which "
+    "links ZeRO-Offload's gradients go there, the planner does not know.",
+    "Training curves of the delayed update: the planner forecasts seconds and bytes alone.",
+)
 
 _HEAD = """\
 # Published figures and the planner's
@@ -90,6 +105,7 @@ def page() -> str:
             missed.append(row)
     lines += ["", "## What misses", ""]
     lines += [f"* {row.name}" for row in missed] or ["Nothing."]
+    lines += ["", "## What has no row", "", *(f"* {words}" for words in _WITHOUT)]
     return "\n".join(lines) + "\n"
 
 

@@ -15,7 +15,13 @@ from house.tree import ROOT
 _TOOL = runpy.run_path(str(ROOT / "tools" / "plan_claims.py"), run_name="plan_claims")
 _ROWS = list(_TOOL["rows"]())
 # What is known to miss; the page says by how much. A row that begins to hold must leave this set.
-_MISSES = {"10B on 32 devices"}
+_MISSES = {
+    "10B on 32 devices",
+    "ZeRO-Offload on a DGX-2 against Megatron-LM",
+    "largest model on 512 V100, 3D parallelism",
+    "32T on 512 V100 against the largest there with 3D parallelism",
+    "V100s that hold 1T, 3D parallelism",
+}
 
 
 @pytest.mark.parametrize("row", [row for _, row in _ROWS], ids=lambda row: row.name)
@@ -25,11 +31,14 @@ def test_a_published_figure_is_reproduced(row):
 
 def test_every_claim_has_a_row():
     """Rows are not lost: at least one for each figure that the planner must reproduce."""
-    names = " | ".join(row.name for _, row in _ROWS)
+    names = " | ".join(f"{row.name}: {row.published}" for _, row in _ROWS)
     for figure in (
         "stage 0", "stage 1", "stage 2", "stage 3", "13B on 8 devices", "L2L", "PyTorch DDP",
         "model parallelism", "16 devices", "128 devices", "64 nodes", "nine tenths",
         "ten times as fast", "1T on one DGX-2", "32T on 512", "10T to 20T", "super-linearly",
+        "16-bit masters", "against PyTorch DDP", "Megatron-LM", "against ZeRO-2", "each of 16",
+        "does not grow", "4 nodes against one", "hidden size 64K", "NVLink-C2C", "3D parallelism",
+        "both offloads", "with drives, of the throughput", "SGD", "tensor cores' peak",
     ):  # fmt: skip
         assert figure in names
     assert len({row.name for _, row in _ROWS}) == len(_ROWS)

@@ -215,8 +215,10 @@ _H100 = Sheet(
     across=400e9,
     sources=MappingProxyType(
         {
-            "devices, cores, host_bytes, drives, across, uplinks": _DGXH,
-            "device_memory, matrix, inside": "NVIDIA H100 data sheet (SXM)",
+            "devices, drives, across, uplinks": _DGXH,
+            # 2 x 56 cores of 8480C and 32 x 64 GB, as NVIDIA describes its own system
+            "cores, host_bytes": f"{_DGXH}; MLPerf Inference 4.1, system H200-SXM-141GBx8",
+            "device_memory, matrix, inside": "NVIDIA H100 data sheet (SXM); H200 data sheet",
             "host_memory": "Intel Xeon Platinum 8480C: 8 channels DDR5-4800",
             "drive_read, drive_write": "Samsung PM1733 3.84 TB data sheet",
         }
