@@ -11,9 +11,11 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from forebay.engine import EngineOptions, offload_with
+from forebay.engine.layer_order import LayerOrder
 from forebay.engine.options import ActivationPlace
 from forebay.links import FaultScript
 from forebay.plan import UpdatePlace, WeightPlace
+from forebay.plan.placement import AccumulationOrder
 from forebay.tiers.ledger import Role, Tier
 from numerics.real_models import DEVICE, Job, by_offload, by_streaming
 from numerics.training import assert_same_bits
@@ -50,15 +52,17 @@ def test_same_bits(model, kind):
 
 
 class _Deep(nn.Module):
-    def __init__(self, kind: bool, blocks: int) -> None:
+    def __init__(self, kind: bool, blocks: int, skips: bool = True) -> None:
         super().__init__()
         torch.manual_seed(1)
         self.kind = kind
+        self.skips = skips
         self.blocks = nn.ModuleList(nn.Linear(32, 32) for _ in range(blocks))
 
     def forward(self, x):
         for block in self.blocks:
-            x = x + torch.tanh(checkpoint(block, x, use_reentrant=self.kind))
+            made = torch.tanh(checkpoint(block, x, use_reentrant=self.kind))
+            x = x + made if self.skips else made
         return x
 
 
@@ -124,3 +128,30 @@ def test_a_graph_that_is_kept_or_dropped(kind):
     optimizer.step()
     optimizer.close()
     assert optimizer.engine.ledger.bytes(Tier.HOST, Role.ACTIVATIONS) == 0
+
+
+def test_layer_order_asks_in_an_order_of_its_own_and_finds_it_on_its_way():
+    """From the second window on nothing is brought up only when it is asked for."""
+    model = _Deep(kind=False, blocks=6, skips=False).to(DEVICE)
+    source = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    options = replace(DOWN, device=DEVICE, backwards=3, order=AccumulationOrder.LAYER)
+    _, optimizer = offload_with(model, source, options=options)
+    store, layers = optimizer.engine.streaming.activations, LayerOrder(optimizer.engine)
+    late, give = [], store.give
+
+    def _give(kept):
+        late.append(kept.tensor is None and kept.up is None)
+        return give(kept)
+
+    store.give = _give
+    rows = [torch.full((16, 32), 0.1 * number, device=DEVICE) for number in range(3)]
+    counts = []
+    for _ in range(3):
+        late.clear()
+        layers.backward([lambda x=x: model(x.requires_grad_()).pow(2).mean() for x in rows])
+        optimizer.step()
+        optimizer.zero_grad()
+        counts.append(sum(late))
+    assert counts[0] > 3
+    assert max(counts[1:]) <= 1  # the first one: nobody was asked for anything before
+    optimizer.close()

@@ -292,3 +292,29 @@ def test_after_closing_the_model_is_an_ordinary_one_on_the_host():
     assert torch.equal(model(x), twin(x))
     assert type(model[0]._parameters) is dict
     assert no_hooks_are_left()
+
+
+def test_forwards_without_gradients_say_what_they_cost(caplog):
+    """All blocks but those that the pool keeps, for each forward; training forwards say nothing."""
+    caplog.set_level("INFO", logger="forebay")
+    model = deep()
+    with offloaded(model, AWAY) as optimizer:
+        for x in inputs(2):
+            step(model, optimizer, x)
+        assert "without gradients" not in caplog.text
+        optimizer.synchronize()
+        model.eval()
+        with torch.no_grad():
+            for x in inputs(4):
+                model(x)
+        assert "without gradients" not in caplog.text  # more may come
+        model.train()
+        before = optimizer.engine.streaming.residency.pool.brought_bytes
+        step(model, optimizer, inputs(1)[0])
+        (said,) = [r.message for r in caplog.records if "without gradients" in r.message]
+        assert said.startswith("4 forwards without gradients brought ")
+        assert before > 0
+        with torch.no_grad():
+            model(inputs(1)[0])
+    last = [r.message for r in caplog.records if "without gradients" in r.message][-1]
+    assert last.startswith("1 forward without gradients brought ")

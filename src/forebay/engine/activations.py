@@ -1,9 +1,9 @@
 """Boundary activations on the host: what checkpointing keeps goes down, and comes up in time.
 
 A checkpointed region keeps its inputs. Each leaves when the next one has been kept, so that the
-last ones, which backward needs first, never travel; backward brings them up two ahead. Where too
-many are on their way down, forward waits: else the host would run ahead of the device, and every
-activation would be there at once.
+last ones, which backward needs first, never travel; backward brings them up two ahead, in the order
+in which it asked the last time. Where too many are on their way down, forward waits: else the host
+would run ahead of the device, and every activation would be there at once.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ _AHEAD = 2
 class KeptActivation:
     """One tensor, on the device or on the host."""
 
-    __slots__ = ("__weakref__", "down", "host", "shape", "tensor", "up", "version")
+    __slots__ = ("__weakref__", "down", "host", "number", "shape", "tensor", "up", "version")
 
-    def __init__(self, tensor: torch.Tensor) -> None:
+    def __init__(self, tensor: torch.Tensor, *, number: int) -> None:
+        self.number = number
         self.tensor: torch.Tensor | None = tensor.detach()
         self.version = tensor._version
         self.shape = tuple(tensor.shape)
@@ -63,7 +64,11 @@ class ActivationStore:
         self._memory = memory
         self._last: weakref.ref[KeptActivation] | None = None
         self._leaving: deque[tuple[Any, weakref.ref[KeptActivation]]] = deque()
-        self._order: list[weakref.ref[KeptActivation]] = []
+        # What was kept since all was given back, in order; and the order in which it was given,
+        # then and the time before.
+        self._kept: list[weakref.ref[KeptActivation]] = []
+        self._given: list[int] = []
+        self._expected: list[int] = []
         # Arenas that nobody uses, each with the transfers that may still touch it.
         self._idle: list[tuple[HostArena, list[Any]]] = []
         self.nbytes = 0
@@ -76,17 +81,20 @@ class ActivationStore:
             or tensor.layout is not (torch.strided)
         ):
             return None
-        kept = KeptActivation(tensor)
+        if not any(ref() is not None for ref in self._kept):
+            self._expected, self._given = self._given, []
+            self._kept.clear()
+        kept = KeptActivation(tensor, number=len(self._kept))
         before = self._last() if self._last is not None else None
         if before is not None:
             self._send_down(before)
         self._last = weakref.ref(kept)
-        self._order.append(self._last)
+        self._kept.append(self._last)
         return kept
 
     def give(self, kept: KeptActivation) -> torch.Tensor:
         """The tensor, for a node of the backward that is about to use it."""
-        self._bring_up_before(kept)
+        self._bring_up_next(kept)
         if kept.tensor is not None:
             if kept.tensor._version != kept.version:
                 raise RuntimeError(
@@ -125,13 +133,18 @@ class ActivationStore:
         del tensor
         self._lanes.reap()
 
-    def _bring_up_before(self, kept: KeptActivation) -> None:
-        """Backward is at `kept`: what was kept just before it comes next."""
-        alive = [ref for ref in self._order if ref() is not None]
-        self._order = alive
-        at = next((i for i, ref in enumerate(alive) if ref() is kept), 0)
-        for ref in alive[max(0, at - _AHEAD) : at]:
-            one = ref()
+    def _bring_up_next(self, kept: KeptActivation) -> None:
+        """Backward is at `kept`: what it asked for next the last time comes up.
+
+        Where it takes another course than then: what was kept just before.
+        """
+        at = len(self._given)
+        self._given.append(kept.number)
+        following = self._expected[at + 1 : at + 1 + _AHEAD]
+        if self._expected[at : at + 1] != [kept.number]:
+            following = [kept.number - 1 - ahead for ahead in range(_AHEAD)]
+        for number in following:
+            one = self._kept[number]() if 0 <= number < len(self._kept) else None
             if one is not None and one.tensor is None and one.up is None:
                 self._bring_up(one)
 

@@ -217,7 +217,8 @@ class _Run:
             if node._sequence_nr() < begin:
                 raise UnsupportedError(
                     "a tensor with a gradient passes over a block (as encoder states that every "
-                    "block reads, router losses and long skips do)",
+                    "block reads, router losses and residuals that are added outside of the block "
+                    "do)",
                     hint=_INSTEAD,
                 )
             for source, _ in node.next_functions:

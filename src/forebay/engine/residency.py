@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from forebay.engine.forward_cost import ForwardCost
 from forebay.engine.masters import keep_written
 from forebay.engine.unit import WeightState
 from forebay.errors import RankError, TransferError
@@ -89,6 +90,7 @@ class Residency:
         self._barrier = barrier
         self._coming: dict[int, Sequence[Waitable]] = {}
         self._node: object = None
+        self._cost = ForwardCost()
         # Micro-batches take turns: whether their one pass has begun.
         self._turns: bool | None = None
         # Whether weights change before the next forward, as far as known.
@@ -102,8 +104,17 @@ class Residency:
         if torch._C._current_graph_task_id() < 0 and not self._turns:
             if self._turns is not None:
                 self._turns = True
-            then = Pass.BACKWARD if torch.is_grad_enabled() else Pass.FORWARD
+            trains = torch.is_grad_enabled()
+            if trains:
+                self.end_reading()
+            else:
+                self._cost.begins(self.pool.brought_bytes)
+            then = Pass.BACKWARD if trains else Pass.FORWARD
             self.pool.begin(Pass.FORWARD, then=then)
+
+    def end_reading(self) -> None:
+        """Evaluation or generation is over, if there was any."""
+        self._cost.over(self.pool.brought_bytes)
 
     @contextlib.contextmanager
     def by_turns(self) -> Iterator[None]:

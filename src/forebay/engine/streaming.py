@@ -205,6 +205,7 @@ class Streaming:
         """Remove the hooks and give the pool back."""
         if self._hooks is not None:
             self._hooks.detach()
+        self.residency.end_reading()
         if self.activations is not None:
             self.activations.close()
         if self._spool is not None:

@@ -55,6 +55,7 @@ class WeightPool:
         last: The unit that was used last in this pass.
         uses: Uses so far, a run of uses of the same unit counted once.
         late: Those whose weights were not on their way yet.
+        brought_bytes: All loads so far.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class WeightPool:
         self.last: int | None = None
         self.uses = 0
         self.late = 0
+        self.brought_bytes = 0
 
     @property
     def here(self) -> frozenset[int]:
@@ -153,7 +155,7 @@ class WeightPool:
             return self.require(unit)
         if moves is None:
             raise self._no_room(unit)
-        self._here.add(unit)
+        self._add(unit)
         return [*moves, Move(MoveKind.LOAD, unit)]
 
     def ahead(self) -> list[Move]:
@@ -173,7 +175,7 @@ class WeightPool:
             )
             if room is None:
                 break
-            self._here.add(unit)
+            self._add(unit)
             self._unused.add(unit)
             moves += [*room, Move(MoveKind.LOAD, unit)]
         return moves
@@ -225,8 +227,13 @@ class WeightPool:
         for move in moves:
             if move.kind is MoveKind.LOAD:
                 self._here.discard(move.unit)
+                self.brought_bytes -= self._sizes[move.unit]
             else:
                 self._here.add(move.unit)
+
+    def _add(self, unit: int) -> None:
+        self._here.add(unit)
+        self.brought_bytes += self._sizes[unit]
 
     def _make_room(
         self,
