@@ -44,6 +44,7 @@ ROOMS = {
     "by_parameter": replace(STREAMED, unit_elements=1, piece_elements=100),
 }
 LAYER = AccumulationOrder.LAYER
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 @pytest.fixture(autouse=True)
@@ -92,14 +93,21 @@ def _cases():
     for model in ("llama", "tied_llama", "qwen2", "mixtral", "dense_mixtral"):
         for room in ROOMS:
             for kind in CHECKPOINTS:
-                marks = [] if (model, room, kind) in thin else [pytest.mark.slow]
-                yield pytest.param(model, room, kind, id=f"{model}-{room}-{kind}", marks=marks)
+                for dtype in DTYPES:
+                    kept = (model, room, kind) in thin and (dtype == "bf16" or room == "late")
+                    yield pytest.param(
+                        model,
+                        room,
+                        kind,
+                        dtype,
+                        id=f"{model}-{room}-{kind}-{dtype}",
+                        marks=[] if kept else [pytest.mark.slow],
+                    )
 
 
-@pytest.mark.parametrize(("model", "room", "kind"), list(_cases()))
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
+@pytest.mark.parametrize(("model", "room", "kind", "dtype"), list(_cases()))
 def test_same_bits(model, room, kind, dtype):
-    job = Job(model, dtype=dtype, micro=3, checkpoints=kind)
+    job = Job(model, dtype=DTYPES[dtype], micro=3, checkpoints=kind)
     assert_same_bits(_usual(job), _by_layers(job, ROOMS[room]))
 
 
@@ -177,7 +185,9 @@ def _train(model, *, options: EngineOptions, micro: int = 3, steps: int = 3):
 
 
 @pytest.mark.parametrize("kind", [None, False, True], ids=["stored", "non_reentrant", "reentrant"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.slow)], ids=str
+)
 def test_a_weight_that_three_blocks_share(kind, dtype):
     usual = _train(_Shared(kind).to(dtype), options=STREAMED)
     layers = _train(_Shared(kind).to(dtype), options=replace(STREAMED, order=LAYER))

@@ -378,8 +378,8 @@ class Engine:
         finally:
             self.moves.close()
             self.ranks.close()
-            self.hooks.detach()
             self.streaming.detach()
+            self.hooks.detach()
             self.collector.detach()
             for record in self.collector.records:
                 if record.holds(record.param.grad):

@@ -23,6 +23,7 @@ from forebay.engine.reads import first_reads, next_number
 from forebay.engine.unit import Unit, WeightState
 from forebay.errors import PendingWeightError, UnsupportedError
 from forebay.links.observer import Moment
+from forebay.model.compiled import compiled_modules
 from forebay.model.tree import smallest_around
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ class ModuleHooks:
             module.register_forward_pre_hook(self._hook(self._note)) for module in root.modules()
         ]
         covered: dict[int, tuple[nn.Module, list[Unit]]] = {}
-        for wrapper in _compiled(root):
+        for wrapper in compiled_modules(root):
             inside = [self._owned[id(m)] for m in wrapper.modules() if id(m) in self._owned]
             units = list({unit.index: unit for _, group in inside for unit in group}.values())
             covered.update({id(module): (module, group) for module, group in inside})
@@ -334,21 +335,6 @@ def _remove(handles: list[RemovableHandle]) -> None:
     for handle in handles:
         handle.remove()
     handles.clear()
-
-
-def _compiled(root: nn.Module) -> Iterator[nn.Module]:
-    """Outermost compiled modules below the root."""
-
-    def _walk(module: nn.Module) -> Iterator[nn.Module]:
-        for child in module.children():
-            if type(child).__name__ == "OptimizedModule" or (
-                getattr(child, "_compiled_call_impl", None) is not None
-            ):
-                yield child
-            else:
-                yield from _walk(child)
-
-    return _walk(root)
 
 
 def _tensors(output: Any) -> Iterator[torch.Tensor]:

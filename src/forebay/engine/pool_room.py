@@ -7,7 +7,6 @@ import mmap
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from forebay.engine.refusals import refuse_compiled
 from forebay.model.holding import held_by_modules, most_held
 from forebay.plan.memory import forecast, streamed_bytes
 from forebay.plan.placement import WeightPlace
@@ -46,13 +45,11 @@ def with_pool(
 
     Raises:
         BudgetError: What is used at the same time does not fit.
-        UnsupportedError: Part of the model is compiled.
     """
     every = (*placement.units, *placement.frozen)
     streamed = [unit.layout for unit in every if unit.weights is not WeightPlace.DEVICE]
     if not streamed:
         return placement
-    refuse_compiled(root)
     _say_what_stays(root, model)
     owners = {
         unit.index: [model.owners[slot.index] for part in unit.parts for slot in part.slots]

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-__all__ = ["compiled_error", "refuse_compiled", "refuse_strangers", "refuse_taken"]
+__all__ = ["compiled_error", "refuse_strangers", "refuse_taken"]
 
 
 def refuse_taken(params: Iterable[nn.Parameter]) -> None:
@@ -25,19 +25,13 @@ def refuse_taken(params: Iterable[nn.Parameter]) -> None:
 
 
 def compiled_error() -> UnsupportedError:
-    """The error for compiled modules whose weights live on the host."""
+    """The error for modules that are compiled after their weights came to live elsewhere."""
     return UnsupportedError(
-        "a module is compiled, and its weights live on the host: no hook inside it can bring them",
-        hint="leave torch.compile out, or keep parameters on the device",
+        "a module was compiled after forebay took over, and its weights live on the host: no hook "
+        "inside it can bring them",
+        hint="compile the model's blocks before initialize()/offload(), or keep parameters on the "
+        "device",
     )
-
-
-def refuse_compiled(root: nn.Module) -> None:
-    """Refuse a model with compiled modules, where weights live on the host."""
-    for module in root.modules():
-        is_wrapper = type(module).__name__ == "OptimizedModule"
-        if is_wrapper or getattr(module, "_compiled_call_impl", None) is not None:
-            raise compiled_error()
 
 
 def refuse_strangers(groups: Sequence[dict[str, Any]], *, known: Container[int]) -> None:

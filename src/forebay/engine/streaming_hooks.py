@@ -21,6 +21,7 @@ from forebay.engine.module_hook import ModuleHook
 from forebay.engine.refusals import compiled_error
 from forebay.engine.unit import WeightState
 from forebay.engine.watched import WatchedParameters
+from forebay.model.compiled import compiled_modules
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -92,8 +93,15 @@ class StreamingHooks:
         self._handles: list[RemovableHandle] = []
         self._watched: list[nn.Module] = []
         self._before_copy = before_copy
+        self._restores: list[tuple[nn.Module, Any]] = []
+        inside = {id(m) for outside in compiled_modules(root) for m in outside.modules()}
         for module in root.modules():
-            self._attach(module)
+            if id(module) not in inside:
+                self._attach(module)
+            else:
+                self._attach_state(module)
+        for outside in compiled_modules(root):
+            self._attach_compiled(outside)
         # After the hooks of the modules inside it: some ranks may still need what others have.
         together = self._hook(lambda *_: residency.meet_readers())
         self._handles.append(root.register_state_dict_post_hook(together))
@@ -110,6 +118,34 @@ class StreamingHooks:
             module.register_forward_pre_hook(self._hook(self._enter), prepend=True),
             module.register_forward_hook(self._hook(self._leave), always_call=True),
         ]
+        self._attach_state(module)
+        if self._streamed(module):
+            self._watched.append(module)
+            module._parameters = WatchedParameters(
+                module._parameters, self._on_read, showing=self._showing
+            )
+
+    def _attach_compiled(self, module: nn.Module) -> None:
+        """What is inside is compiled without any trace of hooks; they stand around it."""
+        call = getattr(module, "_compiled_call_impl", None)
+        if call is None:  # a wrapper: its own hooks run outside
+            self._handles += [
+                module.register_forward_pre_hook(self._hook(self._enter), prepend=True),
+                module.register_forward_hook(self._hook(self._leave), always_call=True),
+            ]
+            return
+
+        def _held_call(*args: Any, **kwargs: Any) -> Any:
+            self._enter(module, args)
+            try:
+                return call(*args, **kwargs)
+            finally:
+                self._leave(module, args, None)
+
+        self._restores.append((module, call))
+        module._compiled_call_impl = _held_call
+
+    def _attach_state(self, module: nn.Module) -> None:
         if not self._streamed(module):
             return
         self._handles += [
@@ -117,10 +153,6 @@ class StreamingHooks:
             module.register_load_state_dict_pre_hook(self._hook(self._before_load)),
             module.register_load_state_dict_post_hook(self._hook(self._after_load)),
         ]
-        self._watched.append(module)
-        module._parameters = WatchedParameters(
-            module._parameters, self._on_read, showing=self._showing
-        )
 
     def _streamed(self, module: nn.Module) -> list[tuple[str, ParamRecord, Unit]]:
         """A module's own weights that live on the host: name, record, unit."""
@@ -262,6 +294,9 @@ class StreamingHooks:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        for module, call in self._restores:
+            module._compiled_call_impl = call
+        self._restores.clear()
         for module in self._watched:
             streamed = self._streamed(module)
             module._parameters = dict(module._parameters.items())

@@ -1,13 +1,14 @@
 """Which units a model's modules hold while they compute, and what that takes at once.
 
 A module holds the units of its own parameters, and those that it is the smallest module around,
-until its forward ends; so do all the modules around it.
+until its forward ends; so do all the modules around it. A compiled one holds all units inside it.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from forebay.model.compiled import compiled_modules
 from forebay.model.tree import smallest_around
 
 if TYPE_CHECKING:
@@ -44,6 +45,9 @@ def held_by_modules(
             known = held.get(id(module), ())
             if unit not in known:
                 held[id(module)] = (*known, unit)
+    for outside in compiled_modules(root):
+        inside = [unit for module in outside.modules() for unit in held.get(id(module), ())]
+        held[id(outside)] = tuple(dict.fromkeys(inside))
     return held
 
 
