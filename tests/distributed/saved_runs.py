@@ -53,6 +53,7 @@ class Run:
         beside: `checkpoint.writer.decoupled`.
         dropout: Drawn from each rank's own generator.
         sharers: `zero_optimization.mics_shard_size`.
+        keep: `forebay.keep_checkpoints`.
     """
 
     stage: int = 2
@@ -62,6 +63,7 @@ class Run:
     beside: bool = False
     dropout: float = 0.1
     sharers: int = -1
+    keep: int | None = None
 
     def __str__(self) -> str:
         names = (self.stage, self.offload, self.units, self.precision, self.beside, self.sharers)
@@ -109,6 +111,8 @@ def engine_of(run: Run, *, seed: int = 0) -> Any:
         },
         "checkpoint": {"writer": {"decoupled": run.beside}},
     }
+    if run.keep is not None:
+        config["forebay"] = {"keep_checkpoints": run.keep}
     if run.precision:
         config[run.precision] = {"enabled": True}
     engine, *_ = forebay.initialize(model=model, config=config)
@@ -258,3 +262,31 @@ def load_latest(folder: str, run: Run) -> int:
     with engine_of(run, seed=4) as engine:
         engine.load_checkpoint(folder, newest.name.lstrip("."))
         return engine.global_steps
+
+
+def import_plain(run: Run) -> dict[str, bool]:
+    """Take over what plain torch has trained in float32, and go on."""
+    torch.manual_seed(7)
+    plain = Net(0.0)
+    trained = [param for param in plain.parameters() if param.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=1e-2, weight_decay=0.1)
+    for step in range(3):
+        plain(torch.randn(4, 13, generator=torch.Generator().manual_seed(step))).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    with engine_of(run) as engine:
+        go_on(engine, 0, 1)
+        engine.import_torch_state(plain.state_dict(), optimizer.state_dict())
+        found, weights = masters(engine), engine.module.state_dict()
+        checks = {}
+        for name, param in plain.named_parameters():
+            if param.requires_grad:
+                checks[name] = bool(torch.equal(found[name], param.data))
+                rounded = round_to(param.data, weights[name].dtype)
+                checks[f"weight {name}"] = bool(torch.equal(weights[name], rounded))
+                if param in optimizer.state:
+                    moment = optimizer.state[param]["exp_avg"]
+                    checks[f"moment {name}"] = bool(torch.equal(found[f"exp_avg {name}"], moment))
+        checks["steps"] = max(record.step for record in engine.core.collector.records) == 3
+        go_on(engine, 1, 2)
+        return checks

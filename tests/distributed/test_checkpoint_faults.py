@@ -82,6 +82,16 @@ def test_a_damaged_file_is_named_on_every_rank_before_anything_changes(tmp_path)
     assert sum(said.startswith("rank ") for said, _ in found) == 1  # one rank reads those bytes
 
 
+@pytest.mark.parametrize("beside", [False, True])
+def test_the_newest_few_are_kept_and_nothing_else_is_left(tmp_path, beside):
+    run = Run(stage=1, keep=2, beside=beside)
+    ranks.run(2, broken_saves.save_every_step, str(tmp_path), run, 4)
+    left = {item.name for item in tmp_path.iterdir() if not item.name.startswith("saving-")}
+    assert left == {"global_step3", "global_step4", "latest"}
+    names = {item.name for item in (tmp_path / "global_step4").iterdir()}
+    assert names == {"manifest.json", *(f"rank0000{rank}-00000.safetensors" for rank in range(2))}
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize(

@@ -13,10 +13,14 @@ from distributed.saved_runs import Run
 from forebay.checkpoint.manifest import MANIFEST
 
 _SAVED, _LAST = 3, 5
+# Units of one parameter and of blocks, in turn.
 _ALL = [
     Run(stage=stage, offload=offload, units=units)
-    for stage, offload in itertools.product((0, 1, 2, 3), ("none", "cpu", "nvme"))
-    for units in (1, 10**9)
+    for (stage, offload), units in zip(
+        itertools.product((0, 1, 2, 3), ("none", "cpu", "nvme")),
+        itertools.cycle((1, 10**9)),
+        strict=False,
+    )
 ] + [
     Run(stage=3, offload="weights"),
     Run(stage=3, offload="weights", beside=True),

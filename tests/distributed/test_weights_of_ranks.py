@@ -97,6 +97,21 @@ def test_a_rank_that_cannot_write_the_weights_lets_no_other_wait(tmp_path):
     "run",
     [
         Run(stage=3),
+        *(
+            pytest.param(Run(stage=stage, offload=offload), marks=pytest.mark.slow)
+            for stage, offload in ((0, "cpu"), (1, "none"), (2, "nvme"), (3, "weights"))
+        ),
+    ],
+)
+def test_a_plain_torch_state_is_taken_over(run):
+    for checks in ranks.run(3, saved_runs.import_plain, run):
+        assert all(checks.values()), checks
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        Run(stage=3),
         Run(stage=2, offload="nvme"),
         *(
             pytest.param(Run(stage=stage, offload=offload), marks=pytest.mark.slow)

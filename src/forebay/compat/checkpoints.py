@@ -264,7 +264,7 @@ class Checkpoints:
     def import_torch_state(
         self, model: dict[str, Any], optimizer: dict[str, Any] | None = None
     ) -> None:
-        """Go on from a plain PyTorch or Hugging Face training state.
+        """Go on from a plain PyTorch or Hugging Face training state, the same one on every rank.
 
         Args:
             model: `model.state_dict()`; float32 values become the masters, exactly.
@@ -273,7 +273,6 @@ class Checkpoints:
         Raises:
             CheckpointError: Names, shapes or groups differ; nothing was changed.
         """
-        self._refuse_ranks("import_torch_state")
         self.wait_for_checkpoint()
         import_torch_state(
             self._core, self._optimizer, model_state=model, optimizer_state=optimizer

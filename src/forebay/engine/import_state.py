@@ -7,21 +7,27 @@ optimizer's own state has one.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from forebay.engine.masters import settle_stored
 from forebay.engine.restore import write_master
+from forebay.engine.snapshot import untrained_tensors
+from forebay.engine.whole_state import gather_weights
 from forebay.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from forebay.engine.engine import Engine
     from forebay.engine.optimizer import OffloadedOptimizer
     from forebay.engine.record import ParamRecord
 
 __all__ = ["import_torch_state"]
+
+# Splitting takes some 24 bytes of temporary memory per element.
+_PIECE: Final = 1 << 20
 
 
 def import_torch_state(
@@ -32,6 +38,8 @@ def import_torch_state(
     optimizer_state: dict[str, Any] | None = None,
 ) -> None:
     """Load a plain torch state; float32 weights become exact masters of 16-bit ones.
+
+    Over ranks every rank calls it with the same state, and keeps what it holds.
 
     Args:
         engine: Where to.
@@ -62,20 +70,40 @@ def import_torch_state(
         optimizer.load_state_dict(optimizer_state)
     engine.quiesce("import_torch_state")
     engine.zero_grad()
-    engine.module.load_state_dict(dict(model_state))
+    engine.streaming.stored_changed()
     for record in engine.collector.records:
-        source = next((model_state[n] for n in record.slot.names if n in model_state), None)
-        if source is None or source.dtype is not torch.float32:
-            continue
-        record.master_is_loaded = False
-        record.loaded_low = None
-        _write_whole(record, source)
+        _import_weight(record, _one_of(record.slot.names, model_state))
+    for named in untrained_tensors(engine):
+        with torch.no_grad():
+            named.tensor.copy_(_one_of(named.names, model_state))
+    gather_weights(engine)
     engine.settle_masters()
 
 
-def _write_whole(record: ParamRecord, source: torch.Tensor) -> None:
-    flat = source.detach().reshape(-1)
-    for start in range(0, flat.numel(), 1 << 20):
-        write_master(record, start, flat[start : start + (1 << 20)].cpu())
+def _one_of(names: Iterable[str], state: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    return next(state[name] for name in names if name in state)
+
+
+def _import_weight(record: ParamRecord, source: torch.Tensor) -> None:
+    if source.dtype is torch.float32 or not record.master_is_loaded:
+        record.master_is_loaded = False
+        record.loaded_low = None
+        _write_held(record, source)
+        return
+    # its master came with the optimizer's state, and stays where the weight is its rounding
+    with torch.no_grad():
+        record.part.store(record.slot, source.to(record.part.dtype))
+    if record.part.home is not None:
+        settle_stored(record)
+    else:
+        torch.autograd.graph.increment_version([record.param])
+
+
+def _write_held(record: ParamRecord, source: torch.Tensor) -> None:
+    flat, held = source.detach().reshape(-1), record.segment
+    last = held.start + held.elements
+    for start in range(held.start, last, _PIECE):
+        piece = flat[start : min(start + _PIECE, last)]
+        write_master(record, start, piece.to("cpu", torch.float32))
     torch.autograd.graph.increment_version([record.param])
     record.rebase()

@@ -69,16 +69,20 @@ class StateEntry(Mapping[str, torch.Tensor]):
 
 
 def check_entry(record: ParamRecord, entry: Mapping[str, Any]) -> None:
-    """Raise CheckpointError when an entry is not of this parameter."""
+    """Raise CheckpointError when an entry is not of this parameter.
+
+    Its tensors are those of all of it, or of the slice that is held here.
+    """
     for name in _NEEDED:
         if name not in entry:
             raise CheckpointError(f"the state of {record.label} has no {name}")
     for name in _TENSORS:
         value = entry.get(name)
-        shape = record.part.held_shape(record.slot)
-        if value is not None and tuple(value.shape) != shape:
+        shapes = (record.slot.shape, record.part.held_shape(record.slot))
+        if value is not None and tuple(value.shape) not in shapes:
             raise CheckpointError(
-                f"{name} of {record.label} has shape {tuple(value.shape)}, the parameter {shape}"
+                f"{name} of {record.label} has shape {tuple(value.shape)}, the parameter "
+                f"{shapes[0]}"
             )
 
 
@@ -92,6 +96,10 @@ def load_entry(record: ParamRecord, entry: Mapping[str, Any]) -> None:
             part.set_state(name, slot, torch.zeros(1).expand(part.segments[slot.index].elements))
         return
     for name in ("exp_avg", "exp_avg_sq"):
-        part.set_state(name, slot, entry[name])
+        part.set_state(name, slot, part.share(entry[name], slot))
     record.step = int(entry["step"])
-    load_master(record, low=entry.get("master_low"), master=entry.get("master"))
+    low, master = (
+        None if value is None else part.share(value, slot)
+        for value in (entry.get("master_low"), entry.get("master"))
+    )
+    load_master(record, low=low, master=master)
