@@ -11,7 +11,7 @@ from typing import Any
 from distributed.saved_runs import Run, engine_of, go_on, state
 from forebay.checkpoint.disk import RealDisk
 from forebay.checkpoint.folder import CheckpointFolder
-from forebay.errors import CheckpointError
+from forebay.errors import CheckpointError, RankError
 
 
 class FullDisk(RealDisk):
@@ -24,9 +24,14 @@ class FullDisk(RealDisk):
 
 
 class DeadlyDisk(RealDisk):
-    """Ends the process, -9, when a file is to be made durable."""
+    """Ends the process, -9, when a file is to be made durable; leaves a note of when."""
+
+    def __init__(self, note: Path) -> None:
+        super().__init__()
+        self._note = note
 
     def sync(self, file: int) -> None:
+        self._note.touch()
         os.kill(os.getpid(), signal.SIGKILL)
         super().sync(file)
 
@@ -79,8 +84,12 @@ def killed(folder: str, run: Run, victim: int) -> None:
         engine.save_checkpoint(folder, "good")
         go_on(engine, 1, 2)
         if _is(victim):
-            engine.checkpoints._saver._disk = DeadlyDisk()
-        engine.save_checkpoint(folder, "bad")
+            engine.checkpoints._saver._disk = DeadlyDisk(Path(folder) / "killed")
+        try:
+            engine.save_checkpoint(folder, "bad")
+        except RankError:
+            (Path(folder) / f"heard-{engine.global_rank}").touch()
+            raise
 
 
 def disagree(folder: str, what: str) -> list[str]:

@@ -41,13 +41,14 @@ def test_one_full_disk_leaves_the_old_checkpoint_and_training_goes_on(tmp_path, 
 
 @pytest.mark.parametrize("victim", [1, pytest.param(0, marks=pytest.mark.slow)])
 def test_a_rank_killed_in_a_save_is_named_and_the_old_checkpoint_stays(tmp_path, victim):
-    began = time.monotonic()
     started = ranks.start(3, broken_saves.killed, str(tmp_path), Run(stage=3), victim)
-    results = ranks.collect(started, seconds=60)
-    assert time.monotonic() - began < 40
+    results = ranks.collect(started)
+    killed_at = (tmp_path / "killed").stat().st_mtime
     for rank, (kind, message) in enumerate(results):
         assert kind == ("dead" if rank == victim else "RankError"), message
-        assert rank == victim or f"rank {victim}" in message
+        if rank != victim:
+            assert f"rank {victim}" in message
+            assert (tmp_path / f"heard-{rank}").stat().st_mtime - killed_at < 30
     assert _complete(tmp_path) == {"good"}
     loaded = ranks.run(3, saved_runs.load_latest, str(tmp_path), Run(stage=2))
     assert loaded == [1, 1, 1]
