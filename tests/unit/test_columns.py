@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from forebay.optim.columns import Columns, ColumnSlice, column_squares, largest_columns
+from forebay.model.column_slice import ColumnSlice
+from forebay.optim.columns import Columns, column_squares, largest_columns
 
 SHAPE = (9, 7)
 SLICES = [(0, 63), (0, 0), (3, 2), (3, 4), (3, 25), (7, 14), (10, 53), (62, 1), (5, 20)]

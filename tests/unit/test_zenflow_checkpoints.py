@@ -1,6 +1,8 @@
-"""Checkpoints of ZenFlow: any step goes on with the same bits, and every mode loads every other's."""
+"""Checkpoints of ZenFlow: any step goes on with the same bits; every mode loads every other's."""
 
 from __future__ import annotations
+
+import math
 
 import pytest
 import torch
@@ -122,7 +124,7 @@ def test_loading_into_other_modes_and_back(tmp_path, kind):
     again = engine_of(_zenflow())
     again.load_checkpoint(tmp_path, tag="other")
     assert _same(_bits(again), _bits(other))
-    assert all(loss == loss for loss in train(again, 9))
+    assert all(math.isfinite(loss) for loss in train(again, 9))
     for engine in (first, other, again):
         engine.close()
 

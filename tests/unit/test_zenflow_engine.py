@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import mmap
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
 import forebay
 from forebay.engine import EngineOptions, offload_with
-from forebay.errors import UnsupportedError
+from forebay.errors import BudgetError, UnsupportedError
 from forebay.optim.loss_scale import StaticLossScale
 from forebay.plan import UpdatePlace, WeightPlace
+from forebay.plan.memory import forecast
+from forebay.plan.policies import EXACT
 from forebay.plan.zenflow import ZenFlow
 from forebay.tiers.ledger import Role, Tier
 
@@ -97,21 +102,21 @@ def test_every_byte_is_in_the_ledger(stays):
     def placed(policy):
         options = EngineOptions(device="cpu", page_lock=False)
         if policy is not None:
-            options = EngineOptions(device="cpu", page_lock=False, policy=policy)
+            options = replace(options, policy=policy)
         torch.manual_seed(0)
         model = nn.Linear(1000, 512, bias=False, dtype=torch.bfloat16)
         source = torch.optim.AdamW(model.parameters(), lr=1e-3)
         _, optimizer = offload_with(model, source, options=options)
-        ledger = optimizer.engine.ledger
+        ledger, plan = optimizer.engine.ledger, optimizer.engine.placement
         found = {(t, r): ledger.bytes(t, r) for t in Tier for r in Role}
         optimizer.close()
         # the model keeps its weights, which lie where they were
         assert not any(ledger.bytes(t, r) for t in Tier for r in Role if r is not Role.LP_PARAMS)
-        return found
+        return found, plan
 
-    before = placed(None)
+    before, placement = placed(None)
     policy = ZenFlow(topk_ratio=0.1, overlaps=True, keeps_state_on_host=stays)
-    after = placed(policy)
+    after, _ = placed(policy)
     more = {key: after[key] - before[key] for key in after if after[key] != before[key]}
     tier = Tier.HOST if stays else Tier.DEVICE
     important = 4 * 100 * 512
@@ -120,6 +125,24 @@ def test_every_byte_is_in_the_ledger(stays):
         (tier, Role.OPTIM_STATES): 2 * important,
         (Tier.HOST, Role.CONTIGUOUS_GRAD_BUFFER): 2 * 4 * 512_000,
     }
+    plans = [replace(placement, policy=policy) for policy in (EXACT, policy)]
+    plain, said = (forecast(plan, device_page_bytes=mmap.PAGESIZE) for plan in plans)
+    more = {(t.value, r.value): n for (t, r), n in more.items()}
+    assert more == {k: said[k] - plain.get(k, 0) for k in said if said[k] != plain.get(k, 0)}
+
+
+def test_a_budget_counts_it_before_anything_moves():
+    def offloaded(model, **options):
+        source = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        options = EngineOptions(device="cpu", host_budget=40 << 10, **options)
+        return offload_with(model, source, options=options)[1]
+
+    offloaded(_model()).close()
+    model = _model()
+    before = model[0].weight.data_ptr()
+    with pytest.raises(BudgetError, match="contiguous_grad_buffer"):
+        offloaded(model, policy=POLICY)
+    assert model[0].weight.data_ptr() == before
 
 
 def test_down_goes_a_step_and_up_an_interval():

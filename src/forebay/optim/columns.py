@@ -13,53 +13,18 @@ are added in order.
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
-__all__ = ["ColumnSlice", "Columns", "column_squares", "largest_columns"]
+    from forebay.model.column_slice import ColumnSlice
+
+__all__ = ["Columns", "column_squares", "largest_columns"]
 
 _BLOCK_ROWS = 256
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ColumnSlice:
-    """Which elements of a parameter are looked at.
-
-    Attributes:
-        columns: Columns of the parameter; 0 where it has fewer than two dimensions.
-        start: First element in the flat parameter.
-        elements: Number of elements.
-    """
-
-    columns: int
-    start: int
-    elements: int
-
-    @classmethod
-    def of(cls, shape: Sequence[int], *, start: int, elements: int) -> ColumnSlice:
-        """The slice of a parameter of a shape."""
-        columns = math.prod(shape[1:]) if len(shape) > 1 else 0
-        return cls(columns=columns, start=start, elements=elements)
-
-    def kept(self, share: float) -> int:
-        """Columns that a share of them makes: at least one, and all where there are none."""
-        return min(self.columns, max(1, int(share * self.columns)))
-
-    def most(self, share: float) -> int:
-        """Elements in so many columns of the slice, at most."""
-        if not self.columns:
-            return self.elements
-        rows = self._row(self.start + self.elements - 1) - self._row(self.start) + 1
-        return min(self.elements, self.kept(share) * rows) if self.elements else 0
-
-    def _row(self, element: int) -> int:
-        return element // self.columns
 
 
 def column_squares(values: torch.Tensor, where: ColumnSlice) -> torch.Tensor:

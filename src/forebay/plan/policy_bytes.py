@@ -5,9 +5,11 @@ from __future__ import annotations
 import mmap
 from typing import TYPE_CHECKING
 
-from forebay.model.layout import ITEM_BYTES
+from forebay.model.column_slice import ColumnSlice, compact_offsets
+from forebay.model.layout import ITEM_BYTES, SUM_ITEM_BYTES
 from forebay.plan.placement import MasterLayout, UpdatePlace, WeightPlace
 from forebay.plan.policies import Delayed, Speculative
+from forebay.plan.zenflow import ZenFlow
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,9 +50,34 @@ def policy_bytes(
             # the gradient stays, so new weights cannot lie over it
             elements = placement.sharding.state(part).elements
             nbytes = ITEM_BYTES[part.dtype] * elements
-            second["host", "lp_params"] = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+            second["host", "lp_params"] = _pages(nbytes)
         return second
+    if isinstance(placement.policy, ZenFlow) and update is UpdatePlace.HOST:
+        return _zenflow_bytes(part, placement=placement, policy=placement.policy)
     return {}
+
+
+def _zenflow_bytes(
+    part: PartLayout, *, placement: Placement, policy: ZenFlow
+) -> dict[tuple[str, str], int]:
+    """Compact state of important columns, and sums of what is gathered of the rest."""
+    shard = placement.sharding.state(part)
+    slices = []
+    for slot in part.slots:
+        segment = shard.segment(slot)
+        slices.append(ColumnSlice.of(slot.shape, start=segment.start, elements=segment.elements))
+    _, elements = compact_offsets(slices, share=policy.topk_ratio)
+    tier = "host" if policy.keeps_state_on_host else "device"
+    buffers = 2 if policy.overlaps else 1
+    return {
+        (tier, "hp_params"): _pages(4 * elements),
+        (tier, "optim_states"): 2 * _pages(4 * elements),
+        ("host", "contiguous_grad_buffer"): buffers * _pages(SUM_ITEM_BYTES * shard.elements),
+    }
+
+
+def _pages(nbytes: int) -> int:
+    return -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 def speculates(policy: Policy, *, update: UpdatePlace, weights: WeightPlace) -> bool:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from forebay.optim.columns import Columns, ColumnSlice
+from forebay.model.column_slice import ColumnSlice, compact_offsets
+from forebay.optim.columns import Columns
 from forebay.optim.flat_state import FlatState
 from forebay.optim.master import join, split
 from forebay.optim.reference import round_to
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ImportantColumns"]
 
-# Each parameter's compact state begins at a multiple of 256 bytes.
-_ALIGNMENT_ELEMENTS = 64
 _ROLES = (Role.HP_PARAMS, Role.OPTIM_STATES, Role.OPTIM_STATES)
 
 
@@ -57,12 +56,9 @@ class ImportantColumns:
         self._device = memory.device
         self._columns: dict[int, Columns] = {}
         self._here: set[int] = set()
-        self._offsets: dict[int, int] = {}
-        at = 0
-        for record in records:
-            self._offsets[record.index] = at
-            most = slice_of(record).most(settings.topk_ratio)
-            at += -(-most // _ALIGNMENT_ELEMENTS) * _ALIGNMENT_ELEMENTS
+        slices = [slice_of(record) for record in records]
+        offsets, at = compact_offsets(slices, share=settings.topk_ratio)
+        self._offsets = {r.index: first for r, first in zip(records, offsets, strict=True)}
         home = settings.keeps_state_on_host
         device = torch.device("cpu") if home else memory.device
         self._arenas = [
