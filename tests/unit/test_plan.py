@@ -39,6 +39,18 @@ def test_catalogued_machines_are_profiles_with_sources(name):
         assert rate.flops < sheet.matrix[rate.dtype]
 
 
+def test_the_plan_explains_its_words_and_no_others():
+    text = as_text(choose(question(LLAMA_8B, "4090", sequence=1024)))
+    first, *_ = text.splitlines()
+    assert first.startswith("Yes, this fits: all 8.03 billion parameters train on this device")
+    words = text.partition("Words:")[2]
+    assert "optimizer state: what the optimizer remembers" in words
+    assert "gradient sums" not in words
+    assert " are updated on the device, which their state visits" in text
+    without = as_text(choose(question(LLAMA_3B, "h200", devices=1)))
+    assert "units" not in without.partition("Words:")[0]
+
+
 def test_a_plan_for_405b_on_64_nodes_takes_less_than_a_second():
     asked = question(LLAMA_405B, "h100", nodes=64, sequence=4096)
     text = as_text(choose(asked))

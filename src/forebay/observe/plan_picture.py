@@ -76,6 +76,11 @@ def _memory(axes: Any, every: Sequence[Candidate], *, tier: str, limit: int) -> 
             label=title,
         )
         left = [at + size for at, size in zip(left, shown, strict=True)]
+    for place, one in enumerate(every):
+        total = one.tiers.total(tier)
+        if total > most:
+            words = f"... {total / 1e9:,.0f} GB "
+            axes.text(most / 1e9, place, words, va="center", ha="right", fontsize=8, color="white")
     axes.axvline(limit / 1e9, color="#e15759", linewidth=1)
     axes.invert_yaxis()
     axes.set_title(f"GB on each {tier} (red line: usable)", loc="left", fontsize=10)
@@ -110,6 +115,10 @@ def _curves(axes: Any, comparison: Comparison) -> None:
             )
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
+    counts = sorted({point.devices for points in comparison.curves.values() for point in points})
+    axes.set_xticks(counts, [f"{count:,}" for count in counts], minor=False)
+    for which in ("major", "minor"):
+        getattr(axes.yaxis, f"set_{which}_formatter")("{x:,.0f}")
     axes.set_xlabel("devices", fontsize=9)
     axes.set_title("tokens per second", loc="left", fontsize=10)
     axes.tick_params(labelsize=8)

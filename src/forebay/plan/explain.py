@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from forebay.plan.advice import margins, nearest_changes, offload_worth
 from forebay.plan.choose import Verdict
 from forebay.plan.compute import model_flops
+from forebay.plan.placement import UpdatePlace
 from forebay.plan.ready import not_built, ready_config
 from forebay.plan.setup import Home
 from forebay.plan.workload import Precision, Recompute
@@ -27,6 +28,16 @@ _ROLES = {
     "contiguous_grad_buffer": "gradient sums",
     "activations": "activations",
     "staging": "staging",
+}
+# For a reader who meets the words here.
+_MEANINGS = {
+    "lp_params": "the model's numbers, in the precision that it computes with",
+    "lp_grads": "how each weight is to change, from one pass",
+    "hp_params": "exact copies of the weights, which the optimizer changes",
+    "optim_states": "what the optimizer remembers of each weight",
+    "contiguous_grad_buffer": "gradients of several passes, added up",
+    "activations": "what the way back through the model needs of the way forward",
+    "staging": "memory that bytes pass through on their way",
 }
 _TIERS = {"device": "each device", "host": "each host", "nvme": "each node's drives"}
 # Below so many cores for each device an update on the host is slow whatever its memory.
@@ -101,6 +112,7 @@ def as_text(choice: Choice) -> str:
     found = list(warnings_of(choice))
     if found:
         lines += ["", "Mind:", *(f"  - {one}" for one in found)]
+    lines += ["", "Words:", *_words(shown)]
     return "\n".join(lines) + "\n"
 
 
@@ -120,6 +132,15 @@ def _table(choice: Choice, one: Candidate) -> list[str]:
     return lines
 
 
+def _words(one: Candidate) -> Iterator[str]:
+    """The table's words, those that it has."""
+    yield "  update: one change of all weights, after one or more passes over a batch of texts"
+    roles = {role for tier in _TIERS for role in getattr(one.tiers, tier)}
+    for role, meaning in _MEANINGS.items():
+        if role in roles:
+            yield f"  {_ROLES[role]}: {meaning}"
+
+
 def _speed(choice: Choice, one: Candidate) -> Iterator[str]:
     step, work = one.step, one.setup.workload
     assert step is not None
@@ -134,6 +155,12 @@ def _speed(choice: Choice, one: Candidate) -> Iterator[str]:
         f"pass{'es' if work.accumulation > 1 else ''} on {ranks} "
         f"device{'s' if ranks > 1 else ''} = {work.tokens_per_update * ranks:,} tokens."
     )
+    visits = step.places.count(UpdatePlace.STREAMED)
+    if step.places:
+        yield (
+            f"Of {len(step.places)} units {visits} are updated on the device, which their state "
+            "visits for it; the others on the host."
+        )
 
 
 def _alternatives(all_of_them: Sequence[Candidate]) -> Iterator[str]:
@@ -263,6 +290,7 @@ def _candidate(one: Candidate) -> dict[str, Any]:
         "bytes": {tier: dict(getattr(one.tiers, tier)) for tier in ("device", "host", "nvme")},
         "seconds": step.seconds if step else None,
         "compute_seconds": step.compute_seconds if step else None,
+        "streamed_units": step.places.count(UpdatePlace.STREAMED) if step else None,
         "bound": step.bound if step else None,
         "verdict": one.verdict.value,
         "reason": one.reason,
