@@ -63,3 +63,14 @@ def test_deepspeed_script(tmp_path: Path) -> None:
     first, last = re.search(r"first tenth (\S+), of the last (\S+)", output).groups()
     assert float(last) < 0.6 * float(first.rstrip(","))
     assert "host contiguous_grad_buffer" in _bytes(output)
+
+
+def test_train_then_generate(tmp_path: Path) -> None:
+    """State leaves while it generates, and training goes on."""
+    output = _run(
+        "train_then_generate.py", "--rounds", "2", "--steps", "20", folder=tmp_path
+    ).splitlines()
+    assert len(output) == 2
+    for line in output:
+        freed = float(re.search(r"freed (\S+) GiB", line).group(1))
+        assert freed > 0.0005  # 10 bytes for each of 100,000 parameters

@@ -90,6 +90,12 @@ COMMANDS: dict[str, Run | ContinuousIntegration | Covered] = {
     "forebay bench lengths --variants r0,r50 --lengths 512,4096": Covered(
         "tests/unit/test_bench_runs.py::test_lengths_command_in_small"
     ),
+    "python examples/train_then_generate.py": Covered(
+        "tests/cli/test_examples.py::test_train_then_generate"
+    ),
+    "forebay bench states --size 3b --variants device,r0": Covered(
+        "tests/unit/test_bench_runs.py::test_states_command_in_small"
+    ),
     "torchrun --nproc-per-node 8 train.py": Covered(
         "tests/distributed/test_initialize.py::test_three_ranks_share_the_data"
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
@@ -12,7 +13,10 @@ from torch import distributed
 from forebay.bench import LengthsBench, ReadsBench, StepBench, StepSpec
 from forebay.bench import lengths_bench as lengths_module
 from forebay.bench import reads_bench as reads_module
+from forebay.bench import states_bench as states_module
 from forebay.bench import step as step_module
+from forebay.bench.contestants import resident_share
+from forebay.bench.policies import policy_of, without_policy
 from forebay.bench.process import Outcome, run_alone
 from forebay.bench.reads import Traffic
 from forebay.bench.reads_bench import percentile
@@ -24,6 +28,7 @@ from forebay.bench.worker import run_contestant
 from forebay.cli.main import main
 from forebay.errors import ConfigError
 from forebay.hardware.catalog import machine_named
+from forebay.plan.policies import EXACT, Delayed, Speculative
 from forebay.plan.program import Lane
 from unit.bench_cases import a_profile
 
@@ -303,6 +308,32 @@ def test_reads_command_in_small(tmp_path, capsys, monkeypatch, native):
     for place in ("after step", "in forward"):
         assert f"| mix+0+1 | {place} | quiet | 6 |" in out
     assert sorted(path.suffix for path in tmp_path.glob("reads-nano-*")) == [".json", ".md"]
+
+
+def test_states_command_in_small(tmp_path, capsys, monkeypatch, native):
+    _without_processes(states_module, monkeypatch)
+    words = "--size nano --sequence 16 --device cpu --variants device+speculative,r0+delayed"
+    assert main(["bench", "states", *words.split(), "--output", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    for cycle in range(1, 5):
+        assert f"| r0+delayed | all | {cycle} |" in out
+    found = json.loads(next(tmp_path.glob("states-nano-*.json")).read_text())
+    for result in found["results"][::2]:
+        assert len({cycle["moved_bytes"] for cycle in result["cycles"]} - {0}) == 1
+
+
+@pytest.mark.parametrize(
+    ("variant", "rest", "policy"),
+    [
+        ("r25+speculative", "r25", Speculative()),
+        ("r0+delayed", "r0", Delayed()),
+        ("mix+0+1", "mix+0+1", EXACT),
+    ],
+)
+def test_policies_as_endings_of_variants(variant, rest, policy):
+    assert policy_of(variant) == policy
+    assert without_policy(variant) == rest
+    assert resident_share(variant) == resident_share(rest)
 
 
 @pytest.mark.parametrize("verb", ["reads", "lengths"])

@@ -11,9 +11,12 @@
   parameters, state and weights, on the device for good. `+host` after these updates the others
   on the host alone.
 * `mix+R+S`: the first share R of the parameters resident, the next share S streamed.
+* `+speculative`, `+delayed` or `+zenflow` after any of these (`r0+speculative`): that policy of
+  updates instead of the exact one.
 * Any of these with `+offload` at the end keeps the boundary activations of checkpointed layers on
   the host too.
-* `deepspeed2`, `deepspeed3`, `fsdp2`: other libraries; see `forebay.bench.peers`.
+* `deepspeed2`, `deepspeed3`, `deepspeed3super`, `deepspeed2zenflow`, `fsdp2`: other libraries; see
+  `forebay.bench.peers`.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from forebay.bench.peers import DECAY, RATE, peer
+from forebay.bench.policies import policy_of, without_policy
 from forebay.bench.spec import SHAPES
 from forebay.bench.streamed import OFFLOAD, SPLIT_STATE_BYTES, RandomWeights, Streamed
 from forebay.engine import EngineOptions, offload_with
@@ -156,9 +160,9 @@ class _Forebay(_Passes):
         super().__init__(spec, model)
         trained = [param for param in model.parameters() if param.requires_grad]
         source = torch.optim.AdamW(trained, lr=RATE, weight_decay=DECAY)
-        streamed = Streamed.of(spec.variant)
+        streamed = Streamed.of(without_policy(spec.variant))
         offloads = spec.variant.endswith(OFFLOAD)
-        variant = spec.variant.removesuffix(OFFLOAD)
+        variant = without_policy(spec.variant.removesuffix(OFFLOAD))
         options = EngineOptions(
             device=spec.device,
             clip_norm=spec.clip,
@@ -173,6 +177,7 @@ class _Forebay(_Passes):
             host_budget=spec.host_budget,
             device_budget=spec.device_budget,
             rates=rates,
+            policy=policy_of(spec.variant.removesuffix(OFFLOAD)),
         )
         _, self._optimizer = offload_with(model, source, options=options)
         self.engine = self._optimizer.engine
@@ -214,7 +219,8 @@ def _places(
         raise ConfigError(
             f"variant {variant!r} is not known",
             hint="floor, none, planned, host, device, synchronous, r0 ... r100, streamed, mix+R+S, "
-            "deepspeed2, deepspeed3 or fsdp2",
+            "deepspeed2, deepspeed3, deepspeed3super, deepspeed2zenflow or fsdp2; +speculative, "
+            "+delayed or +zenflow after forebay's",
         )
     resident, streamed = (float(number) for number in numbers)
 
@@ -235,7 +241,7 @@ def _places(
 
 def resident_share(variant: str) -> float | None:
     """The share of the state that a variant keeps on the device; None where it states none."""
-    variant = variant.removesuffix(OFFLOAD)
+    variant = without_policy(variant.removesuffix(OFFLOAD))
     streamed = Streamed.of(variant)
     if streamed is not None:
         return streamed.resident

@@ -2,7 +2,8 @@
 
 * `deepspeed2`, `deepspeed3`: DeepSpeed's ZeRO stage 2 with its optimizer on the host, stage 3
   with parameters there too; where DeepSpeed is installed. `deepspeed3nvme`: stage 3 with its
-  optimizer's state in files (`forebay bench nvme-step`).
+  optimizer's state in files (`forebay bench nvme-step`). `deepspeed3super` is its SuperOffload,
+  `deepspeed2zenflow` its ZenFlow, by the values of their tutorials.
 * `fsdp2`: PyTorch's FSDP2 with `CPUOffloadPolicy`: fp32 parameters and state on the host, bf16
   computation, every layer a group.
 """
@@ -36,11 +37,14 @@ def peer(spec: StepSpec, model: nn.Module) -> _DeepSpeed | _FullyShard | None:
     Raises:
         ConfigError: Its library is not installed.
     """
-    if spec.variant in ("deepspeed2", "deepspeed3", "deepspeed3nvme"):
+    if spec.variant in _DEEPSPEED:
         return _DeepSpeed(spec, model, stage=int(spec.variant[len("deepspeed")]))
     if spec.variant == "fsdp2":
         return _FullyShard(spec, model)
     return None
+
+
+_DEEPSPEED = ("deepspeed2", "deepspeed2zenflow", "deepspeed3", "deepspeed3nvme", "deepspeed3super")
 
 
 class _DeepSpeed:
@@ -92,6 +96,10 @@ def _deepspeed_config(spec: StepSpec, stage: int) -> dict[str, Any]:
     }
     if spec.variant == "deepspeed3nvme":
         zero |= _in_files(spec)
+    elif spec.variant == "deepspeed3super":
+        zero |= _SUPER
+    elif spec.variant == "deepspeed2zenflow":
+        zero |= _ZENFLOW
     elif stage == 3:
         # as its "auto" answers for a model of this width
         zero |= {
@@ -111,6 +119,31 @@ def _deepspeed_config(spec: StepSpec, stage: int) -> dict[str, Any]:
         "optimizer": {"type": "AdamW", "params": {"lr": RATE, "weight_decay": DECAY}},
         "steps_per_print": 1 << 30,
     }
+
+
+# As its tutorials have them.
+_SUPER: dict[str, Any] = {
+    "overlap_comm": False,
+    "reduce_bucket_size": 400_000_000,
+    "sub_group_size": 400_000_000,
+    "offload_optimizer": {
+        "device": "cpu",
+        "pin_memory": True,
+        "ratio": 0.9,
+        "super_offload": True,
+        "cpuadam_cores_perc": 0.9,
+    },
+}
+_ZENFLOW: dict[str, Any] = {
+    "zenflow": {
+        "topk_ratio": 0.05,
+        "select_strategy": "auto",
+        "select_interval": "auto",
+        "update_interval": 4,
+        "full_warm_up_rounds": 0,
+        "overlap_step": True,
+    }
+}
 
 
 def _in_files(spec: StepSpec) -> dict[str, Any]:

@@ -116,6 +116,8 @@ class Task(Enum):
     """How long a read of a ready tensor takes while forebay's transfers run."""
     LENGTHS = "lengths"
     """Device memory of each step while the sequence length changes from step to step."""
+    STATES = "states"
+    """How long state takes off the device and back, and what that frees."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from forebay.bench.lengths import measure_lengths
 from forebay.bench.points import measure_points
 from forebay.bench.reads import measure_reads
 from forebay.bench.spec import MARK, StepSpec, Task
+from forebay.bench.states import measure_states
 from forebay.bench.training import Training
 from forebay.errors import ForebayError
 from forebay.probe.measuring import Effort, measure
@@ -28,6 +29,7 @@ _TASKS = {
     Task.STEP: measure_points,
     Task.READS: measure_reads,
     Task.LENGTHS: measure_lengths,
+    Task.STATES: measure_states,
 }
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from forebay.cli.bench_nvme import nvme, nvme_step
+from forebay.cli.bench_states import states
 from forebay.cli.bench_words import (
     bytes_of,
     device_of,
@@ -40,8 +41,9 @@ _WHO = (
     "Contestants in turn, separated by commas: floor, none, planned, host, device, synchronous, "
     "r0 ... r100 (percent of the state that stays on the device), streamed (weights on the host; "
     "+P: P GB of the device for them; +P+R: the first share R resident; +host: the others' state "
-    "never visits), mix+R+S, each with +offload (activations on the host too), deepspeed2, "
-    "deepspeed3, fsdp2."
+    "never visits), mix+R+S, each with +speculative, +delayed or +zenflow (how updates run) and "
+    "+offload (activations on the host too), deepspeed2, deepspeed3, deepspeed3super, "
+    "deepspeed2zenflow, fsdp2."
 )
 _Variants = Annotated[
     str,
@@ -92,6 +94,7 @@ _Repeats = Annotated[int, typer.Option(help="Rounds.", min=1)]
 
 bench.command(name="nvme")(nvme)
 bench.command(name="nvme-step")(nvme_step)
+bench.command(name="states")(states)
 
 
 @bench.command(name="step")

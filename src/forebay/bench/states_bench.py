@@ -1,0 +1,120 @@
+"""`forebay bench states`: `offload_states` and `reload_states` beside the link's own rate."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from forebay.bench.process import ceilings, run_alone
+from forebay.bench.spec import Task
+from forebay.bench.tables import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from forebay.bench.spec import StepSpec
+    from forebay.hardware.profile import Profile
+
+__all__ = ["StatesBench", "bench_states"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatesBench:
+    """What was found.
+
+    Attributes:
+        spec: The work.
+        profile: The machine's ceilings.
+        results: One for each contestant and choice of roles.
+        failures: What the others said last.
+    """
+
+    spec: StepSpec
+    profile: Profile
+    results: tuple[dict[str, Any], ...]
+    failures: tuple[tuple[str, str], ...]
+
+    def table(self) -> Table:
+        """A row for each cycle."""
+        return Table(
+            title=f"State off the device and back, {self.spec.size}",
+            head=(
+                "variant",
+                "roles",
+                "cycle",
+                "moved GiB",
+                "freed GiB",
+                "away s",
+                "GB/s",
+                "of link",
+                "back s",
+                "GB/s",
+                "of link",
+            ),
+            rows=tuple(
+                self._row(result, number, cycle)
+                for result in self.results
+                for number, cycle in enumerate(result["cycles"], 1)
+            ),
+            notes=(
+                "freed: device memory by the driver's own count (on a host without a device, by "
+                "the ledger's), while the state is away. Cycle 1 makes the host's buffers, which "
+                "are page-locked beside it; later ones use them again.",
+                "of link: of the link's measured rate in that direction.",
+                *(f"{variant} did not finish: {text}" for variant, text in self.failures),
+            ),
+        )
+
+    def _row(self, result: dict[str, Any], number: int, cycle: dict[str, float]) -> tuple[str, ...]:
+        rates, cells = self.profile.rates(), []
+        for verb, link in (("offload", rates.link_down), ("reload", rates.link_up)):
+            seconds = cycle[f"{verb}_seconds"]
+            rate = cycle["moved_bytes"] / seconds
+            cells += [f"{seconds:.3f}", f"{rate / 1e9:.1f}", f"{rate / link:.2f}"]
+        moved, freed = (f"{cycle[f'{name}_bytes'] / 2**30:.2f}" for name in ("moved", "freed"))
+        return (result["variant"], result["choice"], str(number), moved, freed, *cells)
+
+    def as_dict(self) -> dict[str, Any]:
+        """All numbers."""
+        return {
+            "spec": self.spec.as_dict(),
+            "profile": asdict(self.profile),
+            "results": list(self.results),
+            "failures": [list(one) for one in self.failures],
+        }
+
+
+def bench_states(
+    spec: StepSpec,
+    *,
+    variants: Sequence[str],
+    progress: Callable[[str], None] = lambda _text: None,
+    limit_seconds: float = 600.0,
+    profile: Profile | None = None,
+) -> StatesBench:
+    """Run every contestant.
+
+    Args:
+        spec: The work; its variant and task are replaced.
+        variants: forebay variants in the order of the run; see `forebay.bench.contestants`.
+        progress: Told who runs.
+        limit_seconds: A contestant that takes longer has not finished.
+        profile: The machine's ceilings; None to measure them first.
+
+    Raises:
+        RuntimeError: The ceilings could not be measured.
+    """
+    if profile is None:
+        progress("the machine's ceilings")
+        profile = ceilings(spec.device, limit_seconds=limit_seconds)
+    results: list[dict[str, Any]] = []
+    failures = []
+    for variant in variants:
+        progress(variant)
+        own = replace(spec, variant=variant, task=Task.STATES, profile=profile.as_json())
+        outcome = run_alone(own, limit_seconds=limit_seconds)
+        results += outcome.results
+        if outcome.failure:
+            failures.append((variant, outcome.failure))
+            progress(f"{variant} did not finish: {outcome.failure}")
+    return StatesBench(spec=spec, profile=profile, results=tuple(results), failures=tuple(failures))
