@@ -1,0 +1,170 @@
+"""Memory of a rank by ZeRO stage and number of ranks: the ledger, the process and the formulas.
+
+    python benchmarks/rank_memory.py --ranks 1,2,4 --output benchmarks/results
+
+Over gloo on processor cores, where the device tier is memory of the process too: its resident set
+shows everything. All figures are bytes per parameter, for bf16 weights; the formulas are those of
+the ZeRO papers: 16 bytes of state, of which 2 are weights and 2 gradients.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed, nn
+
+import forebay
+
+WIDTH, LAYERS = 1024, 8
+CASES = [(stage, place) for stage in (1, 2, 3) for place in ("none", "cpu")] + [(3, "params")]
+
+
+def resident_bytes() -> int:
+    """Of this process's own memory."""
+    with Path("/proc/self/status").open() as status:
+        return next(int(line.split()[1]) for line in status if line.startswith("RssAnon")) * 1024
+
+
+class Peak:
+    """The largest resident set while a `with` block runs, looked at every 10 ms."""
+
+    def __enter__(self) -> Peak:
+        self.nbytes, self._over = 0, threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+        self._thread.start()
+        return self
+
+    def _watch(self) -> None:
+        while not self._over.wait(0.01):
+            self.nbytes = max(self.nbytes, resident_bytes())
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+
+def at_rest() -> int:
+    gc.collect()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    time.sleep(0.1)
+    return resident_bytes()
+
+
+def measure(stage: int, place: str, rank: int) -> dict[str, Any]:
+    before = at_rest()
+    torch.manual_seed(0)
+    layers = [nn.Linear(WIDTH, WIDTH, bias=False, dtype=torch.bfloat16) for _ in range(LAYERS)]
+    model = nn.Sequential(*layers)
+    del layers
+    zero: dict[str, Any] = {"stage": stage}
+    if place != "none":
+        zero["offload_optimizer"] = {"device": "cpu"}
+    if place == "params":
+        zero["offload_param"] = {"device": "cpu"}
+    if stage == 3:
+        zero["stage3_max_live_parameters"] = 2 * WIDTH * WIDTH
+    config = {
+        "train_micro_batch_size_per_gpu": 1,
+        "bf16": {"enabled": True},
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},
+        "zero_optimization": zero,
+        "forebay": {"rank_timeout": 120},
+    }
+    engine = forebay.initialize(model=model, config=config)[0]
+    with Peak() as peak:
+        for _ in range(3):
+            engine.backward(engine(torch.ones(1, WIDTH, dtype=torch.bfloat16)).float().sum())
+            engine.step()
+        engine.synchronize()
+    rest = at_rest() - before
+    sums: dict[str, int] = {}
+    for row in engine.ledger.table():
+        sums[row.tier.value] = sums.get(row.tier.value, 0) + row.nbytes
+        if row.role.value == "staging":
+            sums["room"] = sums.get("room", 0) + row.nbytes
+    count = WIDTH * WIDTH * LAYERS
+    engine.close()
+    found = {**sums, "rest": rest, "peak": peak.nbytes - before}
+    return {
+        "rank": rank,
+        "stage": stage,
+        "place": place,
+        **{key: value / count for key, value in found.items()},
+    }
+
+
+def work(folder: str) -> None:
+    rank = int(os.environ["RANK"])
+    found = [measure(stage, place, rank) for stage, place in CASES]
+    Path(folder, f"{rank}.json").write_text(json.dumps(found))
+    if distributed.is_initialized():
+        distributed.barrier()
+    os._exit(0)
+
+
+def formula(stage: int, count: int) -> float:
+    """Bytes per parameter of all state, device and host together; the ZeRO papers."""
+    return {1: 4 + 12 / count, 2: 2 + 14 / count, 3: 16 / count}[stage]
+
+
+def table(results: dict[int, list[list[dict[str, Any]]]]) -> str:
+    heads = (
+        "ranks, stage, offload, formula, ledger device, ledger host, of which room, RSS, RSS peak"
+    )
+    lines = ["| " + heads.replace(", ", " | ") + " |", "|---" * 9 + "|"]
+    for count, by_rank in results.items():
+        for number, (stage, place) in enumerate(CASES):
+            of = [found[number] for found in by_rank]
+            cells = [
+                f"{max(one.get(key, 0) for one in of):.2f}"
+                for key in ("device", "host", "room", "rest", "peak")
+            ]
+            lines.append(
+                f"| {count} | {stage} | {place} | {formula(stage, count):.2f} | "
+                + " | ".join(cells)
+                + " |"
+            )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ranks", default="1,2,4")
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        work(options.worker)
+        return
+    results = {}
+    for count in map(int, options.ranks.split(",")):
+        with tempfile.TemporaryDirectory() as folder:
+            command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+            command += ["--nproc-per-node", str(count), __file__, "--worker", folder]
+            environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+            subprocess.run(command, check=True, env=environment, timeout=600)
+            files = sorted(Path(folder).glob("*.json"))
+            results[count] = [json.loads(file.read_text()) for file in files]
+    text = table(results)
+    print(text)
+    if options.output is not None:
+        head = f"`python {' '.join(sys.argv)}`: bytes per parameter of the fullest rank, "
+        head += f"{LAYERS} layers of {WIDTH}x{WIDTH} in bf16, torch {torch.__version__}.\n\n"
+        (options.output / "rank-memory-cpu.md").write_text(head + text + "\n")
+        (options.output / "rank-memory-cpu.json").write_text(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    main()
