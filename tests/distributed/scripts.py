@@ -279,6 +279,22 @@ def whole_values(stage: int, folder: str) -> dict[str, Any]:
     return {"checks": checks, "out": out}
 
 
+def closes_in_a_row() -> list[float]:
+    """Engines one after the other, and collectives of the caller's own right behind each."""
+    sums = []
+    for count in range(4):
+        torch.manual_seed(1)
+        model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(12)))
+        engine = forebay.initialize(model=model, config=config(3))[0]
+        engine.backward(engine(torch.ones(4, 16)).pow(2).mean())
+        engine.step()  # brings up weights for a forward that does not come
+        engine.close()
+        number = torch.tensor([float(count)])
+        torch.distributed.all_reduce(number)
+        sums.append(float(number))
+    return sums
+
+
 def copies(how: str, folder: str) -> dict[str, Any]:
     """Two copies of the state, each over two ranks."""
     torch.manual_seed(1)

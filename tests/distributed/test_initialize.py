@@ -126,6 +126,10 @@ def test_a_rank_that_stays_away_is_named_within_30_seconds():
         assert "rank 2" in message
 
 
+def test_nothing_is_left_running_behind_a_closed_engine():
+    assert ranks.run(3, scripts.closes_in_a_row) == [[0.0, 3.0, 6.0, 9.0]] * 3
+
+
 @pytest.mark.parametrize("stage", [1, 3])
 def test_whole_values_of_sharded_state(stage, tmp_path):
     results = ranks.run(3, scripts.whole_values, stage, str(tmp_path))

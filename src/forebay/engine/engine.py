@@ -375,6 +375,7 @@ class Engine:
                 self.collector.policy.finish(self.program)
             if not self._barrier.shut():
                 return
+            self.ranks.part()
         finally:
             self.moves.close()
             self.ranks.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +15,7 @@ from forebay.comm.queue import Queue
 from forebay.engine.departure import Alone
 from forebay.engine.reducer import Reducer
 from forebay.engine.shared_gradients import SharedGradients
+from forebay.errors import RankError
 from forebay.optim.clip import ordered_sum
 
 if TYPE_CHECKING:
@@ -46,6 +49,17 @@ class Ranks:
         self.queue = queue
         self.close = partial(_leave, queue)
 
+    def part(self) -> None:
+        """Leave together: what was begun ends first, on every rank, and what others still need.
+
+        Else an exchange could still run when the caller goes on to collectives of its own. Not
+        while an exception is handled: the others may be gone, or not be about to leave.
+        """
+        if self.queue is None or sys.exc_info()[0] is not None:
+            return
+        with contextlib.suppress(RankError):
+            self.queue.submit(_nothing, what="the end").wait()
+
     def mean(self, value: float) -> float:
         """The mean of every rank's value, added in rank order; every rank calls it."""
         if self.queue is None:
@@ -75,6 +89,10 @@ class Ranks:
         job.wait()
         rows: list[list[float]] = job.result.tolist()
         return rows
+
+
+def _nothing() -> None:
+    """The meeting alone counts."""
 
 
 def _leave(queue: Queue | None) -> None:
