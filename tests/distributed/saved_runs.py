@@ -15,6 +15,8 @@ import forebay
 from distributed.training import digest
 from forebay.checkpoint.disk import RealDisk
 from forebay.checkpoint.folder import CheckpointFolder
+from forebay.checkpoint.manifest import Kind
+from forebay.checkpoint.reader import Checkpoint
 from forebay.errors import CheckpointError
 from forebay.optim.reference import round_to
 from forebay.utils import (
@@ -290,3 +292,31 @@ def import_plain(run: Run) -> dict[str, bool]:
         checks["steps"] = max(record.step for record in engine.core.collector.records) == 3
         go_on(engine, 1, 2)
         return checks
+
+
+def count_reads(folder: str, tag: str, runs: list[Run]) -> list[tuple[int, int]]:
+    """Elements of trained parameters read, and bytes read or verified in all, of each load."""
+    found = []
+    read_into, raw = Checkpoint.read_into, Checkpoint._read_into
+    elements = nbytes = 0
+
+    def _counted(self: Checkpoint, into: torch.Tensor, entry: Any, role: Any, start: int) -> None:
+        nonlocal elements
+        elements += into.numel() if entry.kind is Kind.TRAINED else 0
+        read_into(self, into, entry, role, start)
+
+    def _raw(self: Checkpoint, left: memoryview, *args: Any, **kwargs: Any) -> None:
+        nonlocal nbytes
+        nbytes += len(left)
+        raw(self, left, *args, **kwargs)
+
+    for run in runs:
+        with engine_of(run) as engine:
+            elements = nbytes = 0
+            Checkpoint.read_into, Checkpoint._read_into = _counted, _raw  # type: ignore[method-assign]
+            try:
+                engine.load_checkpoint(folder, tag)
+            finally:
+                Checkpoint.read_into, Checkpoint._read_into = read_into, raw  # type: ignore[method-assign]
+            found.append((elements, nbytes))
+    return found

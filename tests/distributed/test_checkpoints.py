@@ -102,3 +102,22 @@ def test_each_rank_writes_its_own_slices_once(tmp_path):
     assert pieces[-1][1] == 151 * 151
     assert [p[0] for p in pieces[1:]] == [p[1] for p in pieces[:-1]]
     assert len({p[2] for p in pieces}) == 2
+
+
+def test_a_rank_reads_what_it_holds(tmp_path):
+    """In stages 1 to 3 all ranks together read each trained byte once, and verify it once."""
+    saved = Run(stage=2)
+    ranks.run(2, saved_runs.save, str(tmp_path), [saved], 1, 1)
+    tensors = sum(file.stat().st_size for file in (tmp_path / str(saved)).glob("*.safetensors"))
+    trained = sum(p.numel() for p in saved_runs.Net(0.0).parameters() if p.requires_grad)
+    fixed = 2 * (151 * 107 + 107)
+    runs = [Run(stage=stage, offload="none") for stage in range(4)]
+    by_rank = ranks.run(3, saved_runs.count_reads, str(tmp_path), str(saved), runs)
+    for run, *found in zip(runs, *by_rank, strict=True):
+        elements, nbytes = map(sum, zip(*found, strict=True))
+        times = 3 if run.stage == 0 else 1
+        assert elements == times * 3 * trained
+        # Each block is verified by those whose slices reach into it: one or two, and here, where a
+        # slice is one block, hardly more. Headers and manifests are read by everybody.
+        few = 3 * (64 << 10)
+        assert nbytes <= 2 * tensors + times * 12 * trained + 3 * fixed + few
