@@ -348,11 +348,11 @@ def stopped_command_line(words: list[str], step: int, rank: int) -> int:
 
 
 def joins_alone(seconds: float) -> str:
-    """Wait for a rank that does not come; after two seconds there is a signal."""
+    """Wait for a rank that does not come; after a second there is a signal."""
     from forebay.compat.distributed import init_in_time
     from forebay.train.signals import StopSignals
 
-    threading.Timer(2.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
     with StopSignals(print):
         try:
             init_in_time(seconds)

@@ -21,7 +21,7 @@ def _complete(folder: Path) -> set[str]:
 @pytest.mark.parametrize(
     ("run", "victim"),
     [
-        (Run(stage=3), 1),
+        pytest.param(Run(stage=3), 1, marks=pytest.mark.slow),
         (Run(stage=2, beside=True), 1),
         pytest.param(Run(stage=1, offload="none"), 0, marks=pytest.mark.slow),
         pytest.param(Run(stage=0, beside=True), 2, marks=pytest.mark.slow),
@@ -59,7 +59,7 @@ def test_a_rank_killed_in_a_save_is_named_and_the_old_checkpoint_stays(tmp_path,
     [
         ("tag", "rank 1 saves a checkpoint with ['mine', "),
         ("folder", "is not the folder that rank 0 writes to"),
-        ("value", "client_state['value'] is a builtins.object"),
+        pytest.param("value", "client_state['value'] is a builtins", marks=pytest.mark.slow),
         ("loaded", "no checkpoint nothing in "),
     ],
 )
@@ -83,7 +83,7 @@ def test_a_damaged_file_is_named_on_every_rank_before_anything_changes(tmp_path)
     assert sum(said.startswith("rank ") for said, _ in found) == 1  # one rank reads those bytes
 
 
-@pytest.mark.parametrize("beside", [False, True])
+@pytest.mark.parametrize("beside", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_the_newest_few_are_kept_and_nothing_else_is_left(tmp_path, beside):
     run = Run(stage=1, keep=2, beside=beside)
     ranks.run(2, broken_saves.save_every_step, str(tmp_path), run, 4)

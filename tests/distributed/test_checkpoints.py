@@ -76,6 +76,7 @@ def test_every_layout_on_one_to_three_ranks(tmp_path, precision):
     _round(tmp_path, [(run, [str(other) for other in runs]) for run in runs], (1, 2, 3))
 
 
+@pytest.mark.slow
 def test_copies_of_the_state_share_the_writing(tmp_path):
     """Four ranks, two copies of two slices: every byte once, and loaded with and without copies."""
     run = Run(stage=3, sharers=2)

@@ -32,7 +32,7 @@ def _bound(state: list[torch.Tensor], size: int) -> State:
 
 @pytest.mark.parametrize(
     ("saved", "sizes"),
-    [(2, (1, 2, 3)), pytest.param(1, (1, 2, 3, 4), marks=pytest.mark.slow)],
+    [(2, (1, 3)), pytest.param(1, (1, 2, 3, 4), marks=pytest.mark.slow)],
 )
 def test_other_numbers_of_ranks_stay_within_the_bound(tmp_path, saved, sizes):
     ranks.run(saved, linear_run.linear, str(tmp_path), 2, "saves")

@@ -111,11 +111,16 @@ def test_a_plain_torch_state_is_taken_over(run):
 @pytest.mark.parametrize(
     "run",
     [
-        Run(stage=3),
         Run(stage=2, offload="nvme"),
         *(
             pytest.param(Run(stage=stage, offload=offload), marks=pytest.mark.slow)
-            for stage, offload in ((0, "cpu"), (1, "none"), (3, "nvme"), (3, "weights"))
+            for stage, offload in (
+                (0, "cpu"),
+                (1, "none"),
+                (3, "none"),
+                (3, "nvme"),
+                (3, "weights"),
+            )
         ),
     ],
 )
