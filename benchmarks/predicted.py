@@ -29,7 +29,7 @@ from predicted_cases import CASES, Trainer, predicted
 
 from forebay.accelerators.select import default_device, device_name
 from forebay.errors import ForebayError
-from forebay.hardware.profile import Machine, Profile
+from forebay.hardware.profile import Machine, Profile, read_profile
 from forebay.plan.placement import UpdatePlace
 from forebay.plan.setup import Home
 from forebay.probe.folder import measure_drive
@@ -44,7 +44,9 @@ BEGAN = time.perf_counter()
 
 
 def machine_profile(trainer: Trainer, *, drive: Any = None) -> Profile:
-    """Measured now; `drive` was measured before."""
+    """Measured now, or given; `drive` was measured before."""
+    if trainer.profile is not None:
+        return trainer.profile
     effort = Effort()
     if trainer.device.type == "cpu":
         effort = Effort(elements=4 << 20, link_bytes=64 << 20, repeats=3)
@@ -58,7 +60,8 @@ def run(names: list[str], *, trainer: Trainer, repeats: int, keep: Any) -> dict[
     rows: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
     failed: dict[str, str] = {}
     drive = None
-    if any(CASES[name].optimizer is Home.NVME for name in names) and trainer.drive is not None:
+    in_files = any(CASES[name].optimizer is Home.NVME for name in names)
+    if in_files and trainer.drive is not None and trainer.profile is None:
         found = measure_drive(trainer.drive)
         drive = {"count": 1, **{k: getattr(found, k) for k in ("capacity_bytes", "read", "write")}}
         say(f"drive measured: read {found.read / 1e9:.2f}, write {found.write / 1e9:.2f} GB/s")
@@ -178,6 +181,7 @@ def main() -> None:
     parser.add_argument("--workloads", help="names, by commas; default: all of this device")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--steps", type=int, default=5, help="timed steps of a run")
+    parser.add_argument("--profile", type=Path, help="of forebay probe --drive, just before")
     parser.add_argument("--host-budget", help="where the machine's memory grows as it is touched")
     parser.add_argument("--drive", type=Path, help="a folder for state in files")
     parser.add_argument("--sweep", action="store_true", help="W1 with other placements")
@@ -190,7 +194,11 @@ def main() -> None:
         return
     device = default_device()
     trainer = Trainer(
-        device=device, steps=given.steps, drive=given.drive, host_budget=given.host_budget
+        device=device,
+        steps=given.steps,
+        drive=given.drive,
+        host_budget=given.host_budget,
+        profile=read_profile(given.profile) if given.profile else None,
     )
     cpu = device.type == "cpu"
     if given.sweep:

@@ -124,12 +124,14 @@ class Trainer:
         steps: Timed updates of each, after `WARM_UP`.
         drive: A folder for state in files; None where no case has any.
         host_budget: What the configuration says of host memory.
+        profile: The machine, where it was measured before; None measures it.
     """
 
     device: torch.device
     steps: int
     drive: Path | None = None
     host_budget: str | None = None
+    profile: Profile | None = None
     _model: tuple[Any, nn.Module] | None = field(default=None, init=False)
 
     def model(self, case: Case) -> nn.Module:

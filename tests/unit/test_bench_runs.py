@@ -10,11 +10,7 @@ import pytest
 import torch
 from torch import distributed
 
-from forebay.bench import LengthsBench, ReadsBench, StepBench, StepSpec
-from forebay.bench import lengths_bench as lengths_module
-from forebay.bench import reads_bench as reads_module
-from forebay.bench import states_bench as states_module
-from forebay.bench import step as step_module
+from forebay.bench import LengthsBench, ReadsBench, StepBench, StepSpec, contest
 from forebay.bench.contestants import resident_share
 from forebay.bench.policies import policy_of, without_policy
 from forebay.bench.process import Outcome, run_alone
@@ -230,15 +226,15 @@ def _here(spec: StepSpec, *, limit_seconds: float) -> Outcome:
     return Outcome(results=tuple(run_contestant(spec)), failure="")
 
 
-def _without_processes(module, monkeypatch) -> None:
+def _without_processes(monkeypatch) -> None:
     pytest.importorskip("transformers")
-    monkeypatch.setattr(module, "run_alone", _here)
-    monkeypatch.setattr(module, "ceilings", lambda device, *, limit_seconds: a_profile())
+    monkeypatch.setattr(contest, "run_alone", _here)
+    monkeypatch.setattr(contest, "ceilings", lambda device, *, limit_seconds: a_profile())
 
 
 def test_step_command_in_small(tmp_path, capsys, monkeypatch, native):
     """Two sizes of every kind of contestant that needs no library but torch."""
-    _without_processes(step_module, monkeypatch)
+    _without_processes(monkeypatch)
     words = "--size nano --micro-batch 1,2 --sequence 16 --steps 3 --device cpu"
     variants = "floor,none,r0,mix+0.5+0.5@2,fsdp2@2"
     try:
@@ -264,8 +260,8 @@ def test_what_was_found_is_kept_after_each_contestant(monkeypatch):
             raise KeyboardInterrupt
         return Outcome(results=(_point(spec.variant, 8, 1.0),), failure="")
 
-    monkeypatch.setattr(step_module, "run_alone", run_alone)
-    monkeypatch.setattr(step_module, "ceilings", lambda device, *, limit_seconds: a_profile())
+    monkeypatch.setattr(contest, "run_alone", run_alone)
+    monkeypatch.setattr(contest, "ceilings", lambda device, *, limit_seconds: a_profile())
     spec = StepSpec(variant="floor", size="nano", device="cpu")
     with pytest.raises(KeyboardInterrupt):
         bench_step(spec, variants=["floor", "none", "r0"], keep=kept.append)
@@ -301,7 +297,7 @@ def test_contestants_of_other_libraries_learn_the_same(monkeypatch, native):
 
 
 def test_reads_command_in_small(tmp_path, capsys, monkeypatch, native):
-    _without_processes(reads_module, monkeypatch)
+    _without_processes(monkeypatch)
     words = "--size nano --micro-batch 1 --sequence 16 --reads 6 --device cpu --variants mix+0+1"
     assert main(["bench", "reads", *words.split(), "--output", str(tmp_path)]) == 0
     out = capsys.readouterr().out
@@ -311,7 +307,7 @@ def test_reads_command_in_small(tmp_path, capsys, monkeypatch, native):
 
 
 def test_states_command_in_small(tmp_path, capsys, monkeypatch, native):
-    _without_processes(states_module, monkeypatch)
+    _without_processes(monkeypatch)
     words = "--size nano --sequence 16 --device cpu --variants device+speculative,r0+delayed"
     assert main(["bench", "states", *words.split(), "--output", str(tmp_path)]) == 0
     out = capsys.readouterr().out
@@ -346,14 +342,14 @@ def test_another_machines_profile_is_refused(verb, tmp_path, capsys):
 
 
 def test_a_contestant_that_moves_nothing_has_no_reads(capsys, monkeypatch, native):
-    _without_processes(reads_module, monkeypatch)
+    _without_processes(monkeypatch)
     words = "--size nano --micro-batch 1 --sequence 16 --reads 1 --device cpu --variants none"
     assert main(["bench", "reads", *words.split()]) == 1
     assert "it moves nothing" in capsys.readouterr().out
 
 
 def test_lengths_command_in_small(tmp_path, capsys, monkeypatch, native):
-    _without_processes(lengths_module, monkeypatch)
+    _without_processes(monkeypatch)
     words = "--size nano --micro-batch 1 --lengths 16,32 --steps 3 --device cpu --variants r50"
     assert main(["bench", "lengths", *words.split(), "--output", str(tmp_path)]) == 0
     out = capsys.readouterr().out

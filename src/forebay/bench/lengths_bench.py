@@ -7,12 +7,12 @@ reservation plus the contestant's own resident state plus 1 GB.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from forebay.bench.contest import Contest
 from forebay.bench.contestants import STATE_BYTES, resident_share
 from forebay.bench.device_memory import allocator_settings
-from forebay.bench.process import ceilings, run_alone
 from forebay.bench.spec import Task
 from forebay.bench.tables import Table, gigabytes
 
@@ -170,33 +170,17 @@ def bench_lengths(
     Raises:
         RuntimeError: The ceilings could not be measured.
     """
-    if profile is None:
-        progress("the machine's ceilings")
-        profile = ceilings(spec.device, limit_seconds=limit_seconds)
-    results: list[dict[str, Any]] = []
-    failures, budgets = [], {}
+    contest = Contest(spec, profile=profile, progress=progress, limit_seconds=limit_seconds)
+    budgets = {}
     for variant in ["floor", *(one for one in variants if one != "floor")]:
-        budget = _budget(spec, variant, results)
-        budgets[variant] = budget
-        progress(variant)
-        own = replace(
-            spec,
-            variant=variant,
-            task=Task.LENGTHS,
-            profile=profile.as_json(),
-            device_budget=budget,
-        )
-        outcome = run_alone(own, limit_seconds=limit_seconds)
-        results += outcome.results
-        if outcome.failure:
-            failures.append((variant, outcome.failure))
-            progress(f"{variant} did not finish: {outcome.failure}")
+        budgets[variant] = _budget(spec, variant, contest.results)
+        contest.run(variant, task=Task.LENGTHS, device_budget=budgets[variant])
     return LengthsBench(
         spec=spec,
-        profile=profile,
+        profile=contest.profile,
         budgets=budgets,
-        results=tuple(results),
-        failures=tuple(failures),
+        results=tuple(contest.results),
+        failures=tuple(contest.failures),
     )
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from forebay.bench.process import ceilings, run_alone
+from forebay.bench.contest import Contest
 from forebay.bench.spec import Task
 from forebay.bench.tables import Table
 
@@ -104,17 +104,12 @@ def bench_states(
     Raises:
         RuntimeError: The ceilings could not be measured.
     """
-    if profile is None:
-        progress("the machine's ceilings")
-        profile = ceilings(spec.device, limit_seconds=limit_seconds)
-    results: list[dict[str, Any]] = []
-    failures = []
+    contest = Contest(spec, profile=profile, progress=progress, limit_seconds=limit_seconds)
     for variant in variants:
-        progress(variant)
-        own = replace(spec, variant=variant, task=Task.STATES, profile=profile.as_json())
-        outcome = run_alone(own, limit_seconds=limit_seconds)
-        results += outcome.results
-        if outcome.failure:
-            failures.append((variant, outcome.failure))
-            progress(f"{variant} did not finish: {outcome.failure}")
-    return StatesBench(spec=spec, profile=profile, results=tuple(results), failures=tuple(failures))
+        contest.run(variant, task=Task.STATES)
+    return StatesBench(
+        spec=spec,
+        profile=contest.profile,
+        results=tuple(contest.results),
+        failures=tuple(contest.failures),
+    )

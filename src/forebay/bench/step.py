@@ -10,9 +10,9 @@ import statistics
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from forebay.bench.contest import Contest
 from forebay.bench.contestants import resident_share
 from forebay.bench.floor import floor_of
-from forebay.bench.process import ceilings, run_alone
 from forebay.bench.spec import SHAPES, WARM_UP
 from forebay.errors import ConfigError
 
@@ -182,29 +182,20 @@ def bench_step(
     """
     entries = [Entry.parse(text) for text in variants]
     sizes = [entry.within(spec.micro_batches) for entry in entries]
-    if profile is None:
-        progress("the machine's ceilings")
-        profile = ceilings(spec.device, limit_seconds=limit_seconds)
-    results: list[dict[str, Any]] = []
-    failures: list[tuple[str, str]] = []
-    found = StepBench(spec=spec, profile=profile, results=(), failures=())
+    contest = Contest(spec, profile=profile, progress=progress, limit_seconds=limit_seconds)
+    found = StepBench(spec=spec, profile=contest.profile, results=(), failures=())
     for entry, own_sizes in zip(entries, sizes, strict=True):
-        progress(entry.variant)
-        own = replace(
-            spec,
-            variant=entry.variant,
+        contest.run(
+            entry.variant,
+            said=_said,
             micro_batches=own_sizes,
-            profile=profile.as_json(),
             timeline=spec.timeline.replace("{variant}", entry.variant),
         )
-        outcome = run_alone(own, limit_seconds=limit_seconds)
-        for result in outcome.results:
-            middle = statistics.median(result["seconds"][WARM_UP:])
-            progress(f"{entry.variant}, {result['tokens']} tokens: {middle:.4f} s/step")
-        results += outcome.results
-        if outcome.failure:
-            failures.append((entry.variant, outcome.failure))
-            progress(f"{entry.variant} did not finish: {outcome.failure}")
-        found = replace(found, results=tuple(results), failures=tuple(failures))
+        found = replace(found, results=tuple(contest.results), failures=tuple(contest.failures))
         keep(found)
     return found
+
+
+def _said(result: dict[str, Any]) -> str:
+    middle = statistics.median(result["seconds"][WARM_UP:])
+    return f"{result['tokens']} tokens: {middle:.4f} s/step"
