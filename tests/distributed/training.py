@@ -178,6 +178,7 @@ def train(recipe: Recipe) -> dict[str, object]:
         "slices": [
             (record.segment.start, record.segment.elements) for record in engine.collector.records
         ],
+        "taken": getattr(engine.collector.policy, "taken", 0),
         "ledger": {f"{r.tier.value} {r.role.value}": r.nbytes for r in engine.ledger.table()},
     }
     optimizer.close()

@@ -43,6 +43,7 @@ class DelayedUpdates(UpdatePolicy):
 
     def __init__(self, parts: PolicyParts, *, policy: Delayed) -> None:
         self._executor = parts.executor
+        self._barrier = parts.barrier
         self._warm_up = policy.warm_up_steps
         self._units = parts.units
         self._records = [record for unit in parts.units for record in unit.records]
@@ -75,6 +76,9 @@ class DelayedUpdates(UpdatePolicy):
         held, self._held = self._held, None
         if held is None:
             return
+        for unit in self._units:
+            # else what is still being gathered over ranks would be written over what comes now
+            self._barrier.make_ready(unit)
         # see [Note: two landing places]
         self._turn_over()
         for part in self._parts:
