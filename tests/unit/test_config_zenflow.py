@@ -84,6 +84,20 @@ def test_over_ranks_auto_is_a_number():
     assert _resolved({}, facts=Facts(world_size=2)).zero.zenflow.update_steps == 4
 
 
+@pytest.mark.parametrize(
+    "section",
+    [
+        {},
+        {"select_strategy": "epoch", "steps_per_epoch": 7, "update_interval": 5, "offload": True},
+        {"topk_ratio": 0.2, "overlap_step": True, "full_warm_up_rounds": 3, "auto_ratio": 0.5},
+    ],
+    ids=str,
+)
+def test_what_is_saved_with_a_run_asks_for_the_same(section):
+    config = _resolved(section, facts=Facts(samples=100))
+    assert resolve(config.as_dict()) == config
+
+
 STEP = {"select_strategy": "step", "select_interval": 8}
 BAD = [
     ({"topk_ratio": 0}, r"topk_ratio must be a number > 0 and < 1, not 0"),

@@ -360,5 +360,6 @@ def _zero_dict(zero: ZeroSpec) -> dict[str, Any]:
             **({} if zero.nvme is None else zero.nvme.as_dict()),
         },
         "offload_param": param,
+        **({} if zero.zenflow is None else {"zenflow": zero.zenflow.as_dict()}),
         **zero.loads.as_dict(),
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 __all__ = ["ZenflowSpec"]
 
@@ -28,3 +29,16 @@ class ZenflowSpec:
     warm_up_steps: int = 0
     overlaps: bool = False
     keeps_state_on_host: bool = False
+
+    def as_dict(self) -> dict[str, Any]:
+        """The section, with what was counted in epochs in updates."""
+        by_steps = {"select_strategy": "step", "select_interval": self.select_steps}
+        return {
+            "topk_ratio": self.topk_ratio,
+            **({} if self.select_steps is None else by_steps),
+            "update_interval": "auto" if self.update_steps is None else self.update_steps,
+            "auto_ratio": self.auto_ratio,
+            "full_warm_up_rounds": self.warm_up_steps,
+            "overlap_step": self.overlaps,
+            "offload": self.keeps_state_on_host,
+        }
