@@ -241,9 +241,8 @@ def _train(plan: _Plan, engine: Any, *, stop: StopSignals, console: Console) -> 
             raise
         seconds = time.monotonic() - began
         if loop.is_stopping or plan.options.save_every is not None:
-            saver.save_both(loop)
-        else:
-            saver.save_model()
+            saver.save_checkpoint(loop)
+        saver.save_model()
         engine.wait_for_checkpoint()
     summary = _summary(plan, engine, loop=loop, reporter=reporter, seconds=seconds)
     plan.folder.write_summary(summary.as_dict())

@@ -43,13 +43,15 @@ class RunSaver:
     seed: int
 
     def save_model(self) -> None:
-        """Save the model on rank 0.
+        """Save the model on rank 0, with all updates in force; training ends.
 
         Raises:
             TransferError: It could not be written; an earlier one is as it was.
         """
         self.engine.synchronize()
+        self._write_model()
 
+    def _write_model(self) -> None:
         def _work() -> None:
             if self.together.is_first:
                 self.folder.save_model(self.engine.module, self.corpus.tokenizer)
@@ -59,15 +61,25 @@ class RunSaver:
         self.together.run(_work, what="saving the model")
 
     def save_both(self, loop: Loop) -> None:
-        """Save a checkpoint, and the model.
+        """Save a checkpoint, and the model that training computes with; training goes on.
 
         Raises:
             CheckpointError: The checkpoint could not be saved; earlier ones are as they were.
             TransferError: The model could not be written.
         """
+        self.save_checkpoint(loop)
+        # not synchronize(): that would bring updates into force before their time
+        self.engine.core.quiesce("saving the model")
+        self._write_model()
+
+    def save_checkpoint(self, loop: Loop) -> None:
+        """Save a checkpoint.
+
+        Raises:
+            CheckpointError: It could not be saved; earlier ones are as they were.
+        """
         self.engine.checkpoints.data = data_state(loop, seed=self.seed, store=self.corpus.store)
         self.engine.save_checkpoint(self.checkpoints)
-        self.save_model()
 
     def rescue(self, loop: Loop) -> str:
         """Save what was trained before a failure where that is possible, and say what is there.
