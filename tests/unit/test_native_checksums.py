@@ -38,9 +38,9 @@ def test_a_difference_fails_the_ticket_and_names_the_block(pool):
     ticket = pool.checksums("compare", address(noise), 5500, _BLOCK, address(sums), names)
     with pytest.raises(RuntimeError, match="block 4 is not what was written: its CRC-32C is"):
         ticket.wait()
-    dependant = pool.checksums("store", address(noise), 5500, _BLOCK, address(sums), [], [ticket])
+    dependent = pool.checksums("store", address(noise), 5500, _BLOCK, address(sums), [], [ticket])
     with pytest.raises(RuntimeError, match="block 4"):
-        dependant.wait()
+        dependent.wait()
 
 
 def test_what_makes_no_sense_is_refused(pool):
