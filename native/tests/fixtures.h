@@ -102,7 +102,7 @@ struct TestPart {
     }
 
     static UpdateRequest request(std::size_t piece_elements) {
-        return {{hyper()}, {0}, 0.5F, piece_elements, {}, 0, {}};
+        return {{hyper()}, {0}, 0.5F, piece_elements, {}, 0, {}, {}};
     }
 
     std::vector<float> grad;

@@ -274,6 +274,30 @@ def test_an_engine_loads_any_value_or_stays_as_it_was(saved, tmp_path_factory, f
         shutil.rmtree(folder.parent)
 
 
+def test_groups_of_different_directions_are_refused_before_anything_changes(saved, tmp_path, fresh):
+    body = json.loads((saved / "manifest.json").read_bytes())
+    body["groups"][0]["maximize"] = not body["groups"][0].get("maximize", False)
+    folder = shutil.copytree(saved, tmp_path / "one")
+    (folder / "manifest.json").write_bytes(_sealed(body))
+    engine = fresh.get()
+    with pytest.raises(CheckpointError, match="maximize"):
+        engine.load_checkpoint(tmp_path, "one")
+    assert_same(numbers(engine), fresh.before)
+
+
+@pytest.mark.parametrize("name", ["last_epoch", "T_max", "base_lrs"])
+def test_a_schedule_that_has_lost_a_number_is_refused(saved, tmp_path, fresh, name):
+    body = json.loads((saved / "manifest.json").read_bytes())
+    assert body["scheduler"][name] is not None
+    body["scheduler"][name] = None
+    folder = shutil.copytree(saved, tmp_path / "one")
+    (folder / "manifest.json").write_bytes(_sealed(body))
+    engine = fresh.get()
+    with pytest.raises(CheckpointError, match=name):
+        engine.load_checkpoint(tmp_path, "one")
+    assert_same(numbers(engine), fresh.before)
+
+
 _HEADERS = {
     "other dtype": lambda entry: entry.update(dtype="I32"),
     "other shape": lambda entry: entry.update(shape=[*entry["shape"], 7]),

@@ -179,11 +179,11 @@ def _check_optimizer(engine: Engine, manifest: Manifest, found: Match, *, what: 
             f"{len(engine.groups)}",
             hint=hint,
         )
-    for group, saved in zip(engine.groups, manifest.groups, strict=True):
-        try:
-            rule.validate({**group, **saved})
-        except ForebayError as error:
-            raise CheckpointError(f"{what} has an impossible group: {error.message}") from error
+    pairs = zip(engine.groups, manifest.groups, strict=True)
+    try:
+        rule.validate_all([{**group, **saved} for group, saved in pairs])
+    except ForebayError as error:
+        raise CheckpointError(f"{what} has an impossible group: {error.message}") from error
     for record, entry in found.trained:
         if entry.kind is not Kind.TRAINED:
             raise CheckpointError(f"{record.label} was not trained in {what}", hint=hint)

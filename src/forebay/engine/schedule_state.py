@@ -58,8 +58,10 @@ def check_schedule(
 
 def _is_like(value: Any, here: Any) -> bool:
     """Whether a stranger's value can stand for one of a schedule's own."""
-    if here is None or value is None:
+    if here is None:
         return True
+    if value is None:  # what is set by the first step may be missing; what is computed with may not
+        return type(here) not in {int, float, list, tuple}
     if type(here) is float:
         return type(value) in {int, float} and math.isfinite(value)
     if isinstance(here, list | tuple) and isinstance(value, list | tuple):

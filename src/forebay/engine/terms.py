@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from forebay.errors import UnsupportedError
 from forebay.optim.clip import gradient_scale
 from forebay.optim.flat_state import native_hypers
 
@@ -69,13 +68,7 @@ class UpdateTerms:
             ConfigError: A number is missing or out of its range.
             UnsupportedError: An option is refused, or groups have different directions.
         """
-        for group in self._groups:
-            self.rule.validate(group)
-        if len({bool(group.get("maximize")) for group in self._groups}) > 1:
-            raise UnsupportedError(
-                "some parameter groups have maximize=True and others not",
-                hint="negate the loss of one of them instead",
-            )
+        self.rule.validate_all(self._groups)
 
     def capture(
         self,

@@ -17,7 +17,7 @@ import torch
 from forebay.errors import ConfigError, UnsupportedError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 __all__ = ["AdamRule", "DecayMode", "Hyper", "WeightDecay", "float32"]
 
@@ -127,6 +127,21 @@ class AdamRule:
         for group in optimizer.param_groups:
             rule.validate(group)
         return rule
+
+    def validate_all(self, groups: Sequence[Mapping[str, Any]]) -> None:
+        """Check all groups of an optimizer, each alone and beside the others.
+
+        Raises:
+            UnsupportedError: See `validate`, or groups have different directions.
+            ConfigError: See `validate`.
+        """
+        for group in groups:
+            self.validate(group)
+        if len({bool(group.get("maximize")) for group in groups}) > 1:
+            raise UnsupportedError(
+                "some parameter groups have maximize=True and others not",
+                hint="negate the loss of one of them instead",
+            )
 
     def validate(self, group: Mapping[str, Any]) -> None:
         """Check a group's options; `foreach` and `fused` are hints and always accepted.
