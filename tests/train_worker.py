@@ -16,7 +16,7 @@ import torch
 from forebay.checkpoint.disk import RealDisk
 from forebay.checkpoint.folder import CheckpointFolder
 from forebay.cli.main import main
-from forebay.compat.engine import TrainingEngine
+from forebay.compat.steps import MicroSteps
 from forebay.train.report import RunReporter
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ __all__ = ["MOMENTS", "run_until_killed"]
 
 # What is called just after the moment at which the process ends.
 MOMENTS: dict[str, tuple[type, str]] = {
-    "in a window": (TrainingEngine, "backward"),
-    "before the update": (TrainingEngine, "step"),
+    "in a window": (MicroSteps, "backward"),
+    "before the update": (MicroSteps, "step"),
     "after the update": (RunReporter, "step"),
     "before a save is written": (CheckpointFolder, "begin"),
     "while a save is written": (RealDisk, "sync"),

@@ -21,7 +21,7 @@ def _check(numbers: dict, budget: int) -> None:
     grown = numbers["peak"] - numbers["before"] - moved
     # one gradient of the largest layer, what Python and the heap take meanwhile, and workspaces of
     # torch's threads; without the budget it would be 226 MB more
-    assert grown <= budget + 24 * MIB
+    assert grown <= budget + 32 * MIB
 
 
 def test_a_budget_of_a_quarter_of_the_state():
@@ -40,7 +40,7 @@ def test_a_budget_of_a_quarter_of_the_state_with_weights_in_files():
     _check(numbers, budget)
     assert numbers["ledger"]["nvme:lp_params"] >= numbers["model"]
     assert placed(numbers, "device") < numbers["model"] // 8
-    assert max(numbers["resident"]) <= numbers["before"] - numbers["model"] + budget + 24 * MIB
+    assert max(numbers["resident"]) <= numbers["before"] - numbers["model"] + budget + 32 * MIB
 
 
 @pytest.mark.slow

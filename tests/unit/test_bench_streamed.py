@@ -99,7 +99,7 @@ def test_the_table_sets_the_forecast_beside_what_was_measured():
 
 
 def test_ceilings_that_are_known_are_not_measured_again(monkeypatch):
-    from forebay.bench import step as module
+    from forebay.bench import contest as module
     from forebay.bench.process import Outcome
 
     def refuse(*_args, **_kwargs):

@@ -334,7 +334,7 @@ def test_small_gradients_survive_512_micro_batches(place):
                 (weight * (1.0 if micro == 0 else 2.0**-10)).sum().backward()
             total = safe_get_full_grad(weight)
             assert torch.equal(total.cpu(), torch.full((5,), 1.0 + 511 * 2.0**-10)), window
-            assert len(optimizer.engine.lanes._held) < 64  # addends do not pile up
+            assert len(optimizer.engine.lanes._held) < 256  # addends do not pile up
             optimizer.step()
             optimizer.zero_grad()
 

@@ -228,7 +228,7 @@ def _locked_bytes(master, update):
     locking = PageLocking(Locker())
     model = mlp(torch.bfloat16)
     placement = build.place(
-        inspect_model(model, groups=adamw(model).param_groups).spec,
+        inspect_model(model, groups=adamw(model).param_groups),
         options=EngineOptions(bf16_master=master, update=update),
         device=torch.device("cpu"),
     )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from forebay.compat.copies import exchange_of, join_copies
+from forebay.compat.copies import check_mesh, exchange_of, join_copies
 from forebay.compat.distributed import init_distributed, join_ranks, local_device
 from forebay.compat.engine import TrainingEngine
 from forebay.compat.files import nvme_options
@@ -129,14 +129,13 @@ def initialize(
                 asker="forebay.initialize",
             ),
         )
+        check_mesh(mesh_param, sharers=resolved.exchange.sharers)
         client = build_optimizer(
             model, given=optimizer, parameters=model_parameters, spec=resolved.optimizer
         )
         if group is not None:
-            refuse_wrapped(model)
-            refuse_other_start(group, config=resolved, model=model, groups=client.param_groups)
-            join_copies(group, mesh=mesh_param, sharers=resolved.exchange.sharers)
-            group.limit(resolved.rank_timeout)
+            groups = client.param_groups
+            _agree(group, config=resolved, model=model, groups=groups, mesh=mesh_param)
         engine = _build(
             model,
             client=client,
@@ -148,6 +147,21 @@ def initialize(
     if training_data is not None:
         engine.training_dataloader = engine.deepspeed_io(training_data)
     return engine, engine.optimizer, engine.training_dataloader, engine.lr_scheduler
+
+
+def _agree(
+    group: TorchGroup,
+    *,
+    config: ResolvedConfig,
+    model: nn.Module,
+    groups: list[dict[str, Any]],
+    mesh: Any,
+) -> None:
+    """Ranks begin with the same, and know who shares a copy of the state and how long to wait."""
+    refuse_wrapped(model)
+    refuse_other_start(group, config=config, model=model, groups=groups)
+    join_copies(group, mesh=mesh, sharers=config.exchange.sharers)
+    group.limit(config.rank_timeout)
 
 
 @contextlib.contextmanager

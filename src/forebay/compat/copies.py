@@ -14,18 +14,16 @@ if TYPE_CHECKING:
     from forebay.comm.torch_group import TorchGroup
     from forebay.config.resolved import ResolvedConfig
 
-__all__ = ["exchange_of", "join_copies"]
+__all__ = ["check_mesh", "exchange_of", "join_copies"]
 
 
-def join_copies(group: TorchGroup, *, mesh: Any, sharers: int | None) -> None:
-    """Let groups of ranks hold a copy of the state each, as a mesh or the configuration says.
+def check_mesh(mesh: Any, *, sharers: int | None) -> None:
+    """Refuse what is no mesh, or contradicts the configuration; also where a process is alone.
 
     Raises:
-        ConfigError: Both say so, or the mesh is none.
+        ConfigError: Both say which ranks share a copy of the state, or the mesh is none.
     """
     if mesh is None:
-        if sharers is not None and sharers < group.size:
-            group.split(sharers)
         return
     if sharers is not None:
         raise ConfigError(
@@ -35,10 +33,24 @@ def join_copies(group: TorchGroup, *, mesh: Any, sharers: int | None) -> None:
         )
     if not isinstance(mesh, DeviceMesh):
         raise ConfigError(
-            f"mesh_param is of type {type(mesh).__name__}, not a DeviceMesh",
-            hint="torch.distributed.device_mesh.init_device_mesh(kind, (copies, sharers))",
+            f"initialize(mesh_param=...) is of type {type(mesh).__name__}, not a DeviceMesh",
+            hint="leave it out, or pass "
+            "torch.distributed.device_mesh.init_device_mesh(kind, (copies, sharers))",
         )
-    group.follow(mesh)
+
+
+def join_copies(group: TorchGroup, *, mesh: DeviceMesh | None, sharers: int | None) -> None:
+    """Let groups of ranks hold a copy of the state each, as a mesh or the configuration says.
+
+    Args:
+        group: All ranks.
+        mesh: Checked by `check_mesh`.
+        sharers: How many ranks share a copy; None for all.
+    """
+    if mesh is not None:
+        group.follow(mesh)
+    elif sharers is not None and sharers < group.size:
+        group.split(sharers)
 
 
 def exchange_of(config: ResolvedConfig) -> Exchange:

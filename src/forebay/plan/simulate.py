@@ -119,7 +119,8 @@ class _Interpreter:
         self._order = tuple(order)
         # How many uses ahead the pool of streamed weights reaches.
         streamed = [streamed_bytes(u.layout) for u in placement.units if u.weights.is_off_device]
-        self._ahead = max(1, placement.pool_bytes // max(streamed) - 1) if streamed else 1
+        largest = max(streamed, default=0)  # 0 too where all of them are empty
+        self._ahead = max(1, placement.pool_bytes // largest - 1) if largest else 1
         self._uses: list[int] = []
         self._homes = [op.index for op in program.ops if op.kind is OpKind.WRITE_BACK]
         self.draft = _Draft()
