@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -60,7 +61,10 @@ def test_the_peak_is_the_model_and_a_parameter(tmp_path):
         }
         save_file(state, tmp_path / f"model-{half}.safetensors")
     command = [sys.executable, "-c", _SCRIPT, str(LAYERS), str(WIDTH), str(tmp_path)]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    ran = subprocess.run(
+        command, capture_output=True, text=True, timeout=240, check=False, env=environment
+    )
     assert ran.returncode == 0, ran.stderr[-2000:]
     found = json.loads(ran.stdout.splitlines()[-1])
     assert found["right"]

@@ -93,11 +93,15 @@ class Life:
             return
 
     def _linger(self) -> None:
-        """Rank 0 may keep the store: the others need it to find out who is to blame."""
-        until = self._clock() + _LOOK_SECONDS + 2
+        """Rank 0 may keep the store: the others need it to find out who is to blame.
+
+        Those that live look at other moments, up to a silence later than this rank.
+        """
+        until = self._clock() + _LOOK_SECONDS + _SILENCE_SECONDS
         left = set(self._others())
         while left and self._clock() < until:
             left -= {r for r in left if self._read("failed", r) or self._read("closed", r)}
+            left -= {r for r in left if self._silent_seconds(r) > _SILENCE_SECONDS}
             time.sleep(0.05)
 
     def check(self) -> None:
