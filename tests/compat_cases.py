@@ -73,3 +73,17 @@ def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
     return left.keys() == right.keys() and all(
         torch.equal(value, right[name]) for name, value in left.items()
     )
+
+
+def bits_of(engine: TrainingEngine) -> list[torch.Tensor]:
+    """Copies of everything that training has made: weights, step counts and moments."""
+    engine.synchronize()
+    found = [value.clone() for value in engine.module.state_dict().values()]
+    for entry in engine.optimizer.state.values():
+        found += [entry[name].clone() for name in ("step", "exp_avg", "exp_avg_sq")]
+    return found
+
+
+def same_bits(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
+    """Whether tensors are equal, pair by pair."""
+    return all(torch.equal(a, b) for a, b in zip(left, right, strict=True))

@@ -134,7 +134,8 @@ def test_short_transfers_change_nothing(folder):
     optimizer.close()
 
 
-def _flip(folder: Path, offset: int) -> None:
+def flip(folder: Path, offset: int) -> None:
+    """Turn one bit of the state's file over, where another process could."""
     (file,) = state_files(folder)
     descriptor = os.open(file, os.O_RDWR)
     try:
@@ -155,7 +156,7 @@ def test_a_flipped_byte_is_found_before_it_is_used_and_named(folder, role, offse
     optimizer.synchronize()
     # The first record's roles follow each other; its elements are those of the first weight.
     place = ["master", "exp_avg", "exp_avg_sq"].index(role) * 4 * BLOCK
-    _flip(folder, place + 4 * 1000 + offset)
+    flip(folder, place + 4 * 1000 + offset)
     with pytest.raises(TransferError, match=rf"\b{role} of 0\.weight is not what was written"):
         if reader == "state_dict":
             if role == "master":

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from dataclasses import replace
 
 import pytest
 import torch
 
-from fault.test_nvme_faults import BLOCK, model, options, state_files, step, take_over
+from fault.test_nvme_faults import BLOCK, flip, model, options, step, take_over
 from forebay import EngineClosedError, TransferError
 from forebay.engine.file_space import WeightBuffers
 from forebay.links.fake import FileFaultScript
@@ -36,17 +35,6 @@ def in_files(folder, **access):
     return replace(chosen, weights=WeightPlace.NVME, pool_bytes=1, nvme=nvme)
 
 
-def _flip(folder, offset):
-    (file,) = state_files(folder)
-    descriptor = os.open(file, os.O_RDWR)
-    try:
-        byte = os.pread(descriptor, 1, offset)
-        os.pwrite(descriptor, bytes([byte[0] ^ 0x01]), offset)
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 @pytest.mark.parametrize("reader", ["forward", "evaluation", "state_dict", "close"])
 def test_a_flipped_byte_is_found_before_it_is_used_and_named(folder, reader):
     trained = model().to(torch.bfloat16)
@@ -56,7 +44,7 @@ def test_a_flipped_byte_is_found_before_it_is_used_and_named(folder, reader):
     optimizer.synchronize()
     optimizer.engine.streaming.residency.drop_all()
     unit = next(u for u in optimizer.engine.units if "2" in u.name)
-    _flip(folder, unit.parts[0].weight_files.offset(0) + 2 * 777)
+    flip(folder, unit.parts[0].weight_files.offset(0) + 2 * 777)
     with pytest.raises(TransferError, match=r"weight of 2\.weight is not what was written: its CR"):
         if reader == "forward":
             _step16(trained, optimizer, 3)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from compat_cases import engine_of, train
+from compat_cases import bits_of, engine_of, same_bits, train
 from config_cases import merged
 from forebay.checkpoint.manifest import Role
 from forebay.checkpoint.reader import Checkpoint
@@ -20,18 +20,6 @@ KINDS = {
     "speculative": merged(EXACT, {"forebay": {"update": "speculative"}}),
     "fp32": merged(EXACT, {"bf16": {"enabled": False}}),
 }
-
-
-def _bits(engine):
-    engine.synchronize()
-    found = [value.clone() for value in engine.module.state_dict().values()]
-    for entry in engine.optimizer.state.values():
-        found += [entry[name].clone() for name in ("step", "exp_avg", "exp_avg_sq")]
-    return found
-
-
-def _same(left, right):
-    return all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
 
 
 @pytest.mark.parametrize("fp16", [False, True])
@@ -49,9 +37,9 @@ def test_going_on_from_a_checkpoint(tmp_path, fp16):
     more = train(first, 18, seed=5)
     other = engine_of(config)
     other.load_checkpoint(tmp_path, tag="middle")
-    assert _same(held, list(other.module.parameters()))
+    assert same_bits(held, list(other.module.parameters()))
     assert train(other, 18, seed=5) == more
-    assert _same(_bits(first), _bits(other))
+    assert same_bits(bits_of(first), bits_of(other))
     for engine in (plain, first, other):
         engine.close()
 
@@ -65,10 +53,10 @@ def test_loading_into_other_modes(tmp_path, kind):
     other = engine_of(KINDS[kind])
     other.load_checkpoint(tmp_path)
     held = [p.clone() for p in first.module.parameters()]
-    assert not _same(held, [p.to(torch.bfloat16) for p in other.module.parameters()])
+    assert not same_bits(held, [p.to(torch.bfloat16) for p in other.module.parameters()])
     first.synchronize()  # brings what was held into force
-    left, right = _bits(first), _bits(other)
-    assert _same(left, [value.to(own.dtype) for value, own in zip(right, left, strict=True)])
+    left, right = bits_of(first), bits_of(other)
+    assert same_bits(left, [value.to(own.dtype) for value, own in zip(right, left, strict=True)])
     train(other, 3)
     first.close()
     other.close()
@@ -81,7 +69,7 @@ def test_loading_from_other_modes(tmp_path, kind):
     first.save_checkpoint(tmp_path)
     other = engine_of(DELAYED)
     other.load_checkpoint(tmp_path)
-    assert _same(_bits(first), _bits(other))
+    assert same_bits(bits_of(first), bits_of(other))
     train(other, 3)
     first.close()
     other.close()
@@ -114,7 +102,7 @@ def test_a_weight_that_the_user_writes_is_in_force_and_its_master():
     assert torch.equal(mine, before * 2)
     assert not torch.equal(theirs, before)
     rest = list(engine.module.parameters())[1:], list(plain.module.parameters())[1:]
-    assert _same(*rest)
+    assert same_bits(*rest)
     engine.close()
     plain.close()
 
@@ -127,6 +115,6 @@ def test_closing_brings_the_last_update_into_force():
     masters = [r.part.master_copy(r.slot) for r in engine.core.collector.records]
     engine.close()
     after = list(engine.module.parameters())
-    assert not _same(before, after)
+    assert not same_bits(before, after)
     for weight, master in zip(after, masters, strict=True):
         assert torch.equal(weight, round_to(master, weight.dtype))

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from compat_cases import engine_of, train
+from compat_cases import bits_of, engine_of, same_bits, train
 from config_cases import merged
 from forebay.checkpoint.manifest import Role
 from forebay.checkpoint.reader import Checkpoint
@@ -36,18 +36,6 @@ KINDS = {
 }
 
 
-def _bits(engine):
-    engine.synchronize()
-    found = [value.clone() for value in engine.module.state_dict().values()]
-    for entry in engine.optimizer.state.values():
-        found += [entry[name].clone() for name in ("step", "exp_avg", "exp_avg_sq")]
-    return found
-
-
-def _same(left, right):
-    return all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
-
-
 # In warm-up, in the middle of intervals, with an update in flight, before and after a choice.
 @pytest.mark.parametrize("steps", [1, 3, 4, 6, 7, 8, 11])
 @pytest.mark.parametrize("overlap", [True, False])
@@ -64,9 +52,9 @@ def test_going_on_from_a_checkpoint(tmp_path, steps, overlap):
     assert more == train(plain, 14, seed=5)
     other = engine_of(config)
     other.load_checkpoint(tmp_path, tag="middle")
-    assert _same(held, list(other.module.parameters()))
+    assert same_bits(held, list(other.module.parameters()))
     assert train(other, 14, seed=5) == more
-    assert _same(_bits(first), _bits(other))
+    assert same_bits(bits_of(first), bits_of(other))
     for engine in (plain, first, other):
         engine.close()
 
@@ -80,7 +68,7 @@ def test_the_other_settings(tmp_path, changes):
     other = engine_of(config)
     other.load_checkpoint(tmp_path)
     assert train(other, 9, seed=5) == train(first, 9, seed=5)
-    assert _same(_bits(first), _bits(other))
+    assert same_bits(bits_of(first), bits_of(other))
     first.close()
     other.close()
 
@@ -118,12 +106,12 @@ def test_loading_into_other_modes_and_back(tmp_path, kind):
     other = engine_of(KINDS[kind])
     other.load_checkpoint(tmp_path, tag="zenflow")
     first.synchronize()  # brings what was held into force
-    assert _same(_bits(first), _bits(other))
+    assert same_bits(bits_of(first), bits_of(other))
     train(other, 3)
     other.save_checkpoint(tmp_path, tag="other")
     again = engine_of(_zenflow())
     again.load_checkpoint(tmp_path, tag="other")
-    assert _same(_bits(again), _bits(other))
+    assert same_bits(bits_of(again), bits_of(other))
     assert all(math.isfinite(loss) for loss in train(again, 9))
     for engine in (first, other, again):
         engine.close()
@@ -139,7 +127,7 @@ def test_weights_alone(tmp_path):
     other.load_checkpoint(tmp_path, load_optimizer_states=False, load_lr_scheduler_states=False)
     first.synchronize()
     other.synchronize()
-    assert _same(list(first.module.parameters()), list(other.module.parameters()))
+    assert same_bits(list(first.module.parameters()), list(other.module.parameters()))
     train(other, 5)
     with torch.no_grad():
         for record in other.core.collector.records:

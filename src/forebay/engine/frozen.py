@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch.utils.dlpack import from_dlpack
 
+from forebay.engine.homes import own_tensor
 from forebay.engine.part import TORCH_DTYPES, PartStorage
 from forebay.engine.record import ParamRecord
 from forebay.engine.unit import Unit
@@ -100,10 +100,7 @@ class FrozenPart:
         """As `PartStorage.stored`."""
         own = self._own.get(slot.index)
         if own is None:
-            own = self.weights[slot.offset : slot.end].view(slot.shape)
-            if slot.elements:
-                own = from_dlpack(own)
-            self._own[slot.index] = own
+            own = self._own[slot.index] = own_tensor(self.weights, slot)
         return own
 
     def store(self, slot: ParamSlot, value: torch.Tensor) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+from torch.utils.dlpack import from_dlpack
 
 from forebay.plan.memory import home_bytes
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from forebay.accelerators.base import Accelerator
     from forebay.model.layout import ParamSlot, PartLayout
 
-__all__ = ["WeightHome"]
+__all__ = ["WeightHome", "own_tensor"]
 
 
 class WeightHome:
@@ -65,3 +66,12 @@ class WeightHome:
         """Take all memory away. Work that is enqueued on the compute stream may still read it."""
         for storage, _ in self._sized:
             storage.resize_(0)
+
+
+def own_tensor(flat: torch.Tensor, slot: ParamSlot) -> torch.Tensor:
+    """One parameter's weight over flat memory, with a storage of its own.
+
+    See [Note: storages] in `engine.part`.
+    """
+    own = flat[slot.offset : slot.end].view(slot.shape)
+    return from_dlpack(own) if slot.elements else own

@@ -16,9 +16,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.dlpack import from_dlpack
 
 from forebay.engine.file_state import FileState
+from forebay.engine.homes import own_tensor
 from forebay.engine.landing import GradientForm, Landing
 from forebay.engine.rank_sums import RankSums
 from forebay.engine.state_memory import PartMemory, StateMemory
@@ -268,10 +268,7 @@ class PartStorage:
             return self.view(self.weights, slot)
         own = self._own.get(slot.index)
         if own is None:
-            own = self.weights[slot.offset : slot.end].view(slot.shape)
-            if slot.elements:
-                own = from_dlpack(own)
-            self._own[slot.index] = own
+            own = self._own[slot.index] = own_tensor(self.weights, slot)
         return own
 
     def store(self, slot: ParamSlot, value: torch.Tensor) -> None:
