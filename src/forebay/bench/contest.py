@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from forebay.bench.process import ceilings, run_alone
@@ -13,7 +13,37 @@ if TYPE_CHECKING:
     from forebay.bench.spec import StepSpec
     from forebay.hardware.profile import Profile
 
-__all__ = ["Contest"]
+__all__ = ["Contest", "Findings"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """What a benchmark found.
+
+    Attributes:
+        spec: The work.
+        profile: The machine's ceilings.
+        results: What contestants found, in the order of the run.
+        failures: What the others said last.
+    """
+
+    spec: StepSpec
+    profile: Profile
+    results: tuple[dict[str, Any], ...]
+    failures: tuple[tuple[str, str], ...]
+
+    def unfinished(self) -> list[str]:
+        """A note for each that did not finish."""
+        return [f"{variant} did not finish: {text}" for variant, text in self.failures]
+
+    def as_dict(self) -> dict[str, Any]:
+        """All numbers."""
+        return {
+            "spec": self.spec.as_dict(),
+            "profile": asdict(self.profile),
+            "results": list(self.results),
+            "failures": [list(one) for one in self.failures],
+        }
 
 
 class Contest:
@@ -79,3 +109,12 @@ class Contest:
         if failure:
             self.failures.append((variant, failure))
             self._progress(f"{variant} did not finish: {failure}")
+
+    def found(self) -> dict[str, Any]:
+        """The fields of `Findings`."""
+        return {
+            "spec": self._spec,
+            "profile": self.profile,
+            "results": tuple(self.results),
+            "failures": tuple(self.failures),
+        }

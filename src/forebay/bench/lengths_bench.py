@@ -7,10 +7,10 @@ reservation plus the contestant's own resident state plus 1 GB.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from forebay.bench.contest import Contest
+from forebay.bench.contest import Contest, Findings
 from forebay.bench.contestants import STATE_BYTES, resident_share
 from forebay.bench.device_memory import allocator_settings
 from forebay.bench.spec import Task
@@ -29,22 +29,14 @@ _ABOVE_FLOOR = 10**9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LengthsBench:
-    """What was found.
+class LengthsBench(Findings):
+    """What was found: a result for each contestant that finished.
 
     Attributes:
-        spec: The work.
-        profile: The machine's ceilings.
         budgets: The bound of each contestant in bytes; None where there was none.
-        results: One for each contestant that finished.
-        failures: What the others said last.
     """
 
-    spec: StepSpec
-    profile: Profile
     budgets: dict[str, int | None]
-    results: tuple[dict[str, Any], ...]
-    failures: tuple[tuple[str, str], ...]
 
     def _floor(self) -> dict[str, Any] | None:
         return next((one for one in self.results if one["variant"] == "floor"), None)
@@ -94,7 +86,7 @@ class LengthsBench:
                 "`floor` took beside its weights in any step so far; staging adds to it only "
                 "where it did not keep under activations seen.",
                 *(self._sentence(one) for one in self.results if one["variant"] != "floor"),
-                *(f"{variant} did not finish: {text}" for variant, text in self.failures),
+                *self.unfinished(),
                 f"Allocator: {allocator_settings()}.",
             ),
         )
@@ -120,12 +112,9 @@ class LengthsBench:
     def as_dict(self) -> dict[str, Any]:
         """All numbers."""
         return {
-            "spec": self.spec.as_dict(),
-            "profile": asdict(self.profile),
+            **Findings.as_dict(self),
             "budgets": self.budgets,
-            "results": list(self.results),
             "beyond": {one["variant"]: self.beyond(one) for one in self.results},
-            "failures": [list(one) for one in self.failures],
         }
 
 
@@ -175,13 +164,7 @@ def bench_lengths(
     for variant in ["floor", *(one for one in variants if one != "floor")]:
         budgets[variant] = _budget(spec, variant, contest.results)
         contest.run(variant, task=Task.LENGTHS, device_budget=budgets[variant])
-    return LengthsBench(
-        spec=spec,
-        profile=contest.profile,
-        budgets=budgets,
-        results=tuple(contest.results),
-        failures=tuple(contest.failures),
-    )
+    return LengthsBench(**contest.found(), budgets=budgets)
 
 
 def _budget(spec: StepSpec, variant: str, results: Sequence[dict[str, Any]]) -> int | None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import statistics
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from forebay.bench.contest import Contest
+from forebay.bench.contest import Contest, Findings
 from forebay.bench.spec import Task
 from forebay.bench.tables import Table
 
@@ -29,20 +29,8 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReadsBench:
-    """What was found.
-
-    Attributes:
-        spec: The work.
-        profile: The machine's ceilings.
-        results: One for each contestant.
-        failures: What the others said last.
-    """
-
-    spec: StepSpec
-    profile: Profile
-    results: tuple[dict[str, Any], ...]
-    failures: tuple[tuple[str, str], ...]
+class ReadsBench(Findings):
+    """What was found: a result for each contestant."""
 
     def excess(self, result: dict[str, Any], place: str) -> float | None:
         """Seconds that the 99th percentile is higher with traffic; None without enough reads."""
@@ -77,7 +65,7 @@ class ReadsBench:
                 "next forward. busy: while the step's write-back runs; quiet: after everything "
                 "has ended. A kind with fewer reads met a write-back too short for more, and no "
                 "verdict is given.",
-                *(f"{variant} did not finish: {text}" for variant, text in self.failures),
+                *self.unfinished(),
             ),
         )
 
@@ -95,15 +83,6 @@ class ReadsBench:
             "" if excess is None else f"{1e3 * excess:+.3f}",
             "" if excess is None else ("yes" if 1e3 * excess <= _LIMIT_MS else "no"),
         )
-
-    def as_dict(self) -> dict[str, Any]:
-        """All numbers."""
-        return {
-            "spec": self.spec.as_dict(),
-            "profile": asdict(self.profile),
-            "results": list(self.results),
-            "failures": [list(one) for one in self.failures],
-        }
 
 
 def bench_reads(
@@ -131,9 +110,4 @@ def bench_reads(
         contest.run(
             variant, task=Task.READS, empty="it moves nothing, so there is nothing to wait for"
         )
-    return ReadsBench(
-        spec=spec,
-        profile=contest.profile,
-        results=tuple(contest.results),
-        failures=tuple(contest.failures),
-    )
+    return ReadsBench(**contest.found())

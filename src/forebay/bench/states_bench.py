@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from forebay.bench.contest import Contest
+from forebay.bench.contest import Contest, Findings
 from forebay.bench.spec import Task
 from forebay.bench.tables import Table
 
@@ -19,20 +19,8 @@ __all__ = ["StatesBench", "bench_states"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StatesBench:
-    """What was found.
-
-    Attributes:
-        spec: The work.
-        profile: The machine's ceilings.
-        results: One for each contestant and choice of roles.
-        failures: What the others said last.
-    """
-
-    spec: StepSpec
-    profile: Profile
-    results: tuple[dict[str, Any], ...]
-    failures: tuple[tuple[str, str], ...]
+class StatesBench(Findings):
+    """What was found: a result for each contestant and choice of roles."""
 
     def table(self) -> Table:
         """A row for each cycle."""
@@ -61,7 +49,7 @@ class StatesBench:
                 "the ledger's), while the state is away. Cycle 1 makes the host's buffers, which "
                 "are page-locked beside it; later ones use them again.",
                 "of link: of the link's measured rate in that direction.",
-                *(f"{variant} did not finish: {text}" for variant, text in self.failures),
+                *self.unfinished(),
             ),
         )
 
@@ -73,15 +61,6 @@ class StatesBench:
             cells += [f"{seconds:.3f}", f"{rate / 1e9:.1f}", f"{rate / link:.2f}"]
         moved, freed = (f"{cycle[f'{name}_bytes'] / 2**30:.2f}" for name in ("moved", "freed"))
         return (result["variant"], result["choice"], str(number), moved, freed, *cells)
-
-    def as_dict(self) -> dict[str, Any]:
-        """All numbers."""
-        return {
-            "spec": self.spec.as_dict(),
-            "profile": asdict(self.profile),
-            "results": list(self.results),
-            "failures": [list(one) for one in self.failures],
-        }
 
 
 def bench_states(
@@ -107,9 +86,4 @@ def bench_states(
     contest = Contest(spec, profile=profile, progress=progress, limit_seconds=limit_seconds)
     for variant in variants:
         contest.run(variant, task=Task.STATES)
-    return StatesBench(
-        spec=spec,
-        profile=contest.profile,
-        results=tuple(contest.results),
-        failures=tuple(contest.failures),
-    )
+    return StatesBench(**contest.found())

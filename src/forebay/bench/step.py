@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 import statistics
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from forebay.bench.contest import Contest
+from forebay.bench.contest import Contest, Findings
 from forebay.bench.contestants import resident_share
 from forebay.bench.floor import floor_of
 from forebay.bench.spec import SHAPES, WARM_UP
@@ -73,20 +73,8 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepBench:
-    """What was found.
-
-    Attributes:
-        spec: The work.
-        profile: The machine's ceilings.
-        results: One for each contestant and micro-batch size, in the order of the run.
-        failures: What those said last that did not get to their end.
-    """
-
-    spec: StepSpec
-    profile: Profile
-    results: tuple[dict[str, Any], ...]
-    failures: tuple[tuple[str, str], ...]
+class StepBench(Findings):
+    """What was found: a result for each contestant and micro-batch size."""
 
     def result(self, variant: str, micro_batch: int) -> dict[str, Any] | None:
         """Of one contestant at one size; None where it did not finish."""
@@ -142,9 +130,7 @@ class StepBench:
     def as_dict(self) -> dict[str, Any]:
         """All numbers."""
         return {
-            "spec": self.spec.as_dict(),
-            "profile": asdict(self.profile),
-            "results": list(self.results),
+            **Findings.as_dict(self),
             "floors": [
                 {
                     "variant": one["variant"],
@@ -153,7 +139,6 @@ class StepBench:
                 }
                 for one in self.results
             ],
-            "failures": [list(one) for one in self.failures],
         }
 
 
@@ -183,7 +168,7 @@ def bench_step(
     entries = [Entry.parse(text) for text in variants]
     sizes = [entry.within(spec.micro_batches) for entry in entries]
     contest = Contest(spec, profile=profile, progress=progress, limit_seconds=limit_seconds)
-    found = StepBench(spec=spec, profile=contest.profile, results=(), failures=())
+    found = StepBench(**contest.found())
     for entry, own_sizes in zip(entries, sizes, strict=True):
         contest.run(
             entry.variant,
@@ -191,7 +176,7 @@ def bench_step(
             micro_batches=own_sizes,
             timeline=spec.timeline.replace("{variant}", entry.variant),
         )
-        found = replace(found, results=tuple(contest.results), failures=tuple(contest.failures))
+        found = StepBench(**contest.found())
         keep(found)
     return found
 

@@ -64,7 +64,7 @@ def _notes(found: StepBench) -> list[str]:
         for one in found.results
         if "verdict" in one
     ]
-    return notes + [f"{variant} did not finish: {text}" for variant, text in found.failures]
+    return notes + found.unfinished()
 
 
 def _row(found: StepBench, result: dict[str, Any], size: int) -> tuple[str, ...]:
