@@ -8,6 +8,29 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from forebay.cli.bench_nvme import nvme, nvme_step
+from forebay.cli.bench_options import (
+    Accumulation,
+    AnyVariants,
+    Budget,
+    Clip,
+    Device,
+    DeviceBudget,
+    Elements,
+    Json,
+    Limit,
+    Micro,
+    Micros,
+    Output,
+    OwnVariants,
+    Profile,
+    Repeats,
+    Sequence,
+    Size,
+    Steps,
+    Threads,
+    Timeline,
+    Variants,
+)
 from forebay.cli.bench_states import states
 from forebay.cli.bench_words import (
     bytes_of,
@@ -33,65 +56,6 @@ bench = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-_Output = Annotated[
-    Path | None, typer.Option(help="Folder for the table and its raw numbers. Default: none.")
-]
-_Json = Annotated[bool, typer.Option("--json", help="Print raw numbers instead of the table.")]
-_WHO = (
-    "Contestants in turn, separated by commas: floor, none, planned, host, device, synchronous, "
-    "r0 ... r100 (percent of the state that stays on the device), streamed (weights on the host; "
-    "+P: P GB of the device for them; +P+R: the first share R resident; +host: the others' state "
-    "never visits), mix+R+S, each with +speculative, +delayed or +zenflow (how updates run) and "
-    "+offload (activations on the host too), deepspeed2, deepspeed3, deepspeed3super, "
-    "deepspeed2zenflow, fsdp2."
-)
-_Variants = Annotated[
-    str,
-    typer.Option(help=f"{_WHO} deepspeed3@8+16 takes part at micro-batches 8 and 16 alone."),
-]
-_OwnVariants = Annotated[str, typer.Option(help="forebay's variants in turn, as in bench step.")]
-_AnyVariants = Annotated[str, typer.Option(help="Contestants in turn, as in bench step.")]
-_Size = Annotated[
-    str, typer.Option(help="Llama shape: nano, tiny, 1b, 3b, 7b, 8k, 32k, 13b, 18b, 19b, 20b.")
-]
-_Micro = Annotated[int, typer.Option("--micro-batch", help="Rows of one forward.", min=1)]
-_Micros = Annotated[
-    str,
-    typer.Option(
-        "--micro-batch", help="Rows of one forward; several, ascending, are measured in turn: 2,8."
-    ),
-]
-_Sequence = Annotated[int, typer.Option(help="Tokens in a row.", min=1)]
-_Accumulation = Annotated[int, typer.Option(help="Micro-batches per update.", min=1)]
-_Steps = Annotated[int, typer.Option(help="Updates, two of them warm-up.", min=3)]
-_Clip = Annotated[float, typer.Option(help="Bound on the global gradient norm.")]
-_Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-_Threads = Annotated[int | None, typer.Option(help="Update threads. Default: all cores but one.")]
-_Budget = Annotated[
-    str | None, typer.Option(help="Host memory that forebay may use, as 120GiB. Default: what is.")
-]
-_DeviceBudget = Annotated[
-    str | None,
-    typer.Option(help="Device memory that a process may use, as 48GiB. Default: all of it."),
-]
-_Timeline = Annotated[
-    str,
-    typer.Option(
-        help="File for a trace of three more steps (.json, with a picture beside it); {variant} "
-        "and {tokens} in it are replaced. Default: none."
-    ),
-]
-_Profile = Annotated[
-    Path | None,
-    typer.Option(
-        help="The machine's ceilings, as forebay probe --output writes them. Default: measured now."
-    ),
-]
-_Limit = Annotated[float, typer.Option(help="Seconds after which a contestant is given up.")]
-_Elements = Annotated[int, typer.Option(help="Parameters of one pass.", min=1)]
-_Repeats = Annotated[int, typer.Option(help="Rounds.", min=1)]
-
-
 bench.command(name="nvme")(nvme)
 bench.command(name="nvme-step")(nvme_step)
 bench.command(name="states")(states)
@@ -100,22 +64,22 @@ bench.command(name="states")(states)
 @bench.command(name="step")
 def step(  # noqa: PLR0913 - one parameter an option
     *,
-    variants: _Variants = "floor,none,r0,r50",
-    size: _Size = "3b",
-    micro_batch: _Micros = "8",
-    sequence: _Sequence = 2048,
-    accumulation: _Accumulation = 1,
-    steps: _Steps = 8,
-    clip: _Clip = 1.0,
-    device: _Device = "auto",
-    threads: _Threads = None,
-    host_budget: _Budget = None,
-    device_budget: _DeviceBudget = None,
-    timeline: _Timeline = "",
-    profile: _Profile = None,
-    limit_seconds: _Limit = 600.0,
-    output: _Output = None,
-    as_json: _Json = False,
+    variants: Variants = "floor,none,r0,r50",
+    size: Size = "3b",
+    micro_batch: Micros = "8",
+    sequence: Sequence = 2048,
+    accumulation: Accumulation = 1,
+    steps: Steps = 8,
+    clip: Clip = 1.0,
+    device: Device = "auto",
+    threads: Threads = None,
+    host_budget: Budget = None,
+    device_budget: DeviceBudget = None,
+    timeline: Timeline = "",
+    profile: Profile = None,
+    limit_seconds: Limit = 600.0,
+    output: Output = None,
+    as_json: Json = False,
 ) -> int:
     """Time the same training step for forebay and others, in turn, beside its floor.
 
@@ -162,18 +126,18 @@ def step(  # noqa: PLR0913 - one parameter an option
 @bench.command(name="reads")
 def reads(  # noqa: PLR0913 - one parameter an option
     *,
-    variants: _OwnVariants = "r0",
-    size: _Size = "3b",
-    micro_batch: _Micro = 8,
-    sequence: _Sequence = 2048,
+    variants: OwnVariants = "r0",
+    size: Size = "3b",
+    micro_batch: Micro = 8,
+    sequence: Sequence = 2048,
     count: Annotated[int, typer.Option("--reads", help="Reads of each kind.", min=1)] = 200,
-    device: _Device = "auto",
-    threads: _Threads = None,
-    host_budget: _Budget = None,
-    profile: _Profile = None,
-    limit_seconds: _Limit = 600.0,
-    output: _Output = None,
-    as_json: _Json = False,
+    device: Device = "auto",
+    threads: Threads = None,
+    host_budget: Budget = None,
+    profile: Profile = None,
+    limit_seconds: Limit = 600.0,
+    output: Output = None,
+    as_json: Json = False,
 ) -> int:
     """Time `.item()` of a ready tensor while forebay's transfers run, and without them."""
     from forebay.bench.reads_bench import bench_reads
@@ -203,16 +167,16 @@ def reads(  # noqa: PLR0913 - one parameter an option
 @bench.command(name="lengths")
 def lengths(  # noqa: PLR0913 - one parameter an option
     *,
-    variants: _AnyVariants = "r0,r50",
-    size: _Size = "3b",
-    micro_batch: _Micro = 4,
+    variants: AnyVariants = "r0,r50",
+    size: Size = "3b",
+    micro_batch: Micro = 4,
     tokens: Annotated[
         str, typer.Option("--lengths", help="Tokens in a row, by turns, separated by commas.")
     ] = "512,4096",
-    steps: _Steps = 30,
-    device: _Device = "auto",
-    threads: _Threads = None,
-    host_budget: _Budget = None,
+    steps: Steps = 30,
+    device: Device = "auto",
+    threads: Threads = None,
+    host_budget: Budget = None,
     device_budget: Annotated[
         str | None,
         typer.Option(
@@ -220,10 +184,10 @@ def lengths(  # noqa: PLR0913 - one parameter an option
             "backward alone reserved, plus resident state, plus 1 GB."
         ),
     ] = None,
-    profile: _Profile = None,
-    limit_seconds: _Limit = 600.0,
-    output: _Output = None,
-    as_json: _Json = False,
+    profile: Profile = None,
+    limit_seconds: Limit = 600.0,
+    output: Output = None,
+    as_json: Json = False,
 ) -> int:
     """Watch device memory under a budget while sequence lengths change from step to step."""
     from forebay.bench.lengths_bench import bench_lengths
@@ -254,13 +218,13 @@ def lengths(  # noqa: PLR0913 - one parameter an option
 @bench.command(name="adam")
 def adam(
     *,
-    elements: _Elements = 32 << 20,
-    repeats: _Repeats = 9,
+    elements: Elements = 32 << 20,
+    repeats: Repeats = 9,
     threads: Annotated[
         str, typer.Option(help="Numbers of threads, separated by commas. Default: 1, 2, 4, ...")
     ] = "",
-    output: _Output = None,
-    as_json: _Json = False,
+    output: Output = None,
+    as_json: Json = False,
 ) -> int:
     """Time the update pass on the host against torch's and against a copy."""
     from forebay.bench.adam import bench_adam
@@ -285,10 +249,10 @@ def checkpoint(  # noqa: PLR0913 - one parameter an option
         str, typer.Option(help="Where the state lives, separated by commas: cpu, none.")
     ] = "cpu",
     rows: Annotated[int, typer.Option(help="Of a training step's input.", min=1)] = 256,
-    repeats: _Repeats = 5,
-    device: _Device = "auto",
-    output: _Output = None,
-    as_json: _Json = False,
+    repeats: Repeats = 5,
+    device: Device = "auto",
+    output: Output = None,
+    as_json: Json = False,
 ) -> int:
     """Time saving at once and beside training, beside the disk's own write bandwidth."""
     import tempfile

@@ -7,19 +7,10 @@ from typing import Annotated
 
 import typer
 
+from forebay.cli.bench_options import Device, Json, Micro, Output, Repeats, Sequence, Size
 from forebay.cli.bench_words import bytes_of, device_of, give, progress
 
 __all__ = ["nvme", "nvme_step"]
-
-_Output = Annotated[
-    Path | None, typer.Option(help="Folder for the table and its raw numbers. Default: none.")
-]
-_Json = Annotated[bool, typer.Option("--json", help="Print raw numbers instead of the table.")]
-_Size = Annotated[str, typer.Option(help="Llama shape: nano, tiny, 1b, 3b or 7b.")]
-_Micro = Annotated[int, typer.Option("--micro-batch", help="Rows of one forward.", min=1)]
-_Sequence = Annotated[int, typer.Option(help="Tokens in a row.", min=1)]
-_Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-_Repeats = Annotated[int, typer.Option(help="Rounds.", min=1)]
 
 
 def nvme(  # noqa: PLR0913 - one parameter an option
@@ -28,9 +19,9 @@ def nvme(  # noqa: PLR0913 - one parameter an option
     size: Annotated[str, typer.Option(help="Of each read and write, as 1GiB.")] = "1GiB",
     block: Annotated[str, typer.Option(help="Of one request, as 1MiB.")] = "1MiB",
     depth: Annotated[int, typer.Option(help="Requests in flight.", min=1)] = 8,
-    repeats: _Repeats = 5,
-    output: _Output = None,
-    as_json: _Json = False,
+    repeats: Repeats = 5,
+    output: Output = None,
+    as_json: Json = False,
 ) -> int:
     """Time the file queue beside fio, in turn; without fio, beside a plain loop.
 
@@ -56,11 +47,11 @@ def nvme(  # noqa: PLR0913 - one parameter an option
 def nvme_step(  # noqa: PLR0913 - one parameter an option
     *,
     folder: Annotated[Path, typer.Option(help="Where: on the drive to measure.")] = Path(),
-    size: _Size = "1b",
-    micro_batch: _Micro = 8,
-    sequence: _Sequence = 2048,
+    size: Size = "1b",
+    micro_batch: Micro = 8,
+    sequence: Sequence = 2048,
     steps: Annotated[int, typer.Option(help="Timed updates, after two of warm-up.", min=1)] = 6,
-    device: _Device = "auto",
+    device: Device = "auto",
     host_budget: Annotated[
         str | None,
         typer.Option(help="Host memory for state, as 8GiB. Default: all of it is in files."),
@@ -75,8 +66,8 @@ def nvme_step(  # noqa: PLR0913 - one parameter an option
         int,
         typer.Option(help="DeepSpeed's offload to files beside it, this long at most; 0: not."),
     ] = 0,
-    output: _Output = None,
-    as_json: _Json = False,
+    output: Output = None,
+    as_json: Json = False,
 ) -> int:
     """Time steps with optimizer state in files beside computing, reading and writing alone.
 

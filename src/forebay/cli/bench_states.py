@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
-
-import typer
-
+from forebay.cli.bench_options import (
+    Device,
+    Json,
+    Limit,
+    Micro,
+    Output,
+    OwnVariants,
+    Profile,
+    Sequence,
+    Size,
+)
 from forebay.cli.bench_words import device_of, give, profile_of, progress
 
 __all__ = ["states"]
@@ -14,27 +20,15 @@ __all__ = ["states"]
 
 def states(  # noqa: PLR0913 - one parameter an option
     *,
-    variants: Annotated[
-        str, typer.Option(help="forebay's variants in turn, as in bench step.")
-    ] = "device",
-    size: Annotated[str, typer.Option(help="Llama shape, as in bench step.")] = "3b",
-    micro_batch: Annotated[
-        int, typer.Option("--micro-batch", help="Rows of one forward.", min=1)
-    ] = 1,
-    sequence: Annotated[int, typer.Option(help="Tokens in a row.", min=1)] = 512,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    profile: Annotated[
-        Path | None, typer.Option(help="Profile with the ceilings. Default: measured first.")
-    ] = None,
-    limit_seconds: Annotated[
-        float, typer.Option(help="A contestant that takes longer has not finished.")
-    ] = 600.0,
-    output: Annotated[
-        Path | None, typer.Option(help="Folder for the table and its raw numbers. Default: none.")
-    ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print raw numbers instead of the table.")
-    ] = False,
+    variants: OwnVariants = "device",
+    size: Size = "3b",
+    micro_batch: Micro = 1,
+    sequence: Sequence = 512,
+    device: Device = "auto",
+    profile: Profile = None,
+    limit_seconds: Limit = 600.0,
+    output: Output = None,
+    as_json: Json = False,
 ) -> int:
     """Time offload_states and reload_states, and count the device memory that they free."""
     from forebay.bench.spec import StepSpec
