@@ -1,4 +1,7 @@
-"""One compute thread for small models: more would only spin beside forebay's own workers."""
+"""What tests of bits share.
+
+One compute thread for small models: more would only spin beside forebay's own workers.
+"""
 
 from __future__ import annotations
 
@@ -13,3 +16,11 @@ def _one_compute_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def deterministic():
+    """torch's kernels of fixed order, and an error where there is none."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)

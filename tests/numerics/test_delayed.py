@@ -17,6 +17,8 @@ from numerics.delayed_reference import NEVER, train_delayed
 from numerics.test_exactness import DEVICES, DTYPES, ONE_DTYPE_FIRST
 from numerics.training import CLIP, Recipe, assert_same_bits, train
 
+pytestmark = pytest.mark.usefixtures("deterministic")
+
 DELAYED = EngineOptions(policy=Delayed())
 SLOW = pytest.mark.slow
 PLACES = {
@@ -32,13 +34,6 @@ PLACES = {
 @functools.cache
 def _reference(recipe: Recipe, warm_up: int = 0):
     return train_delayed(recipe, warm_up=warm_up)
-
-
-@pytest.fixture(autouse=True)
-def _deterministic():
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 def _check(recipe: Recipe, options: EngineOptions, *, warm_up: int = 0) -> None:

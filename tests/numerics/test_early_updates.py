@@ -19,6 +19,8 @@ from forebay.plan import UpdatePlace
 from numerics.test_exactness import DEVICES, PLACES
 from numerics.training import Recipe, assert_same_bits, reference, small_model, train
 
+pytestmark = pytest.mark.usefixtures("deterministic")
+
 UNCHECKED = EngineOptions(overflow=OverflowCheck.OFF)
 DEFERS_NOTHING = {"synchronous"}
 # float16 has a loss scale, which the step alone knows
@@ -33,13 +35,6 @@ def _recipe(**changes):
 @functools.cache
 def _reference(recipe: Recipe, build=small_model):
     return reference(recipe, build)
-
-
-@pytest.fixture(autouse=True)
-def _deterministic():
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 @pytest.fixture

@@ -15,6 +15,8 @@ from forebay.links import FaultScript
 from forebay.plan import SixteenBitMaster, UpdatePlace, WeightPlace
 from numerics.training import CLIP, Recipe, assert_same_bits, reference, train
 
+pytestmark = pytest.mark.usefixtures("deterministic")
+
 DEVICES = [
     "cpu",
     pytest.param(
@@ -90,13 +92,6 @@ QUICK_PLACES = [
 @functools.cache
 def _reference(recipe: Recipe):
     return reference(recipe)
-
-
-@pytest.fixture(autouse=True)
-def _deterministic():
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 @pytest.mark.parametrize("device", DEVICES)

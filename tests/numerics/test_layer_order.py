@@ -32,7 +32,10 @@ from numerics.real_models import (
 )
 from numerics.training import assert_same_bits
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable:FutureWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable:FutureWarning"),
+    pytest.mark.usefixtures("deterministic"),
+]
 LATE = FaultScript(seed=3, max_delay_us=300)
 ROOMS = {
     "resident": EngineOptions(update=UpdatePlace.HOST),
@@ -45,13 +48,6 @@ ROOMS = {
 }
 LAYER = AccumulationOrder.LAYER
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
-
-
-@pytest.fixture(autouse=True)
-def _deterministic():
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 @functools.cache

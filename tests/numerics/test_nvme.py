@@ -21,6 +21,8 @@ from forebay.tiers.ledger import Tier
 from numerics.training import Recipe, assert_same_bits, reference, small_model, train
 from unit.engine_cases import batches, loss_of
 
+pytestmark = pytest.mark.usefixtures("deterministic")
+
 BLOCK = 64 * 1024
 # Around a sector of fp32, around a checksum's block, and what has no size at all.
 SMALL = [(), (0,), (1,), (3, 0), (1023,), (1024,), (1025,), (BLOCK - 1,), (BLOCK,), (BLOCK + 1,)]
@@ -49,13 +51,6 @@ class Ugly(nn.Module):
 @functools.cache
 def _reference(recipe: Recipe):
     return reference(recipe, build=Ugly)
-
-
-@pytest.fixture(autouse=True)
-def _deterministic():
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 ACCESS = {

@@ -21,6 +21,8 @@ from numerics.test_nvme import BLOCK, Skipping, Ugly, _reference
 from numerics.training import Recipe, assert_same_bits, train
 from unit.engine_cases import batches, loss_of
 
+pytestmark = pytest.mark.usefixtures("deterministic")
+
 BUFFERS = {
     "default": WeightBuffers(),
     "one": WeightBuffers(count=1, elements=1),
@@ -50,13 +52,6 @@ ENGINES = {
         fault=FaultScript(seed=3, max_delay_us=500), unit_elements=500, pool_bytes=1
     ),
 }
-
-
-@pytest.fixture(autouse=True)
-def _deterministic():
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 def _in_files(tmp_path, engine="blocks", buffers="two_small", access="as_it_comes"):

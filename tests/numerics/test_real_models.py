@@ -32,14 +32,10 @@ from numerics.training import assert_same_bits
 
 DTYPES = [torch.float32, torch.bfloat16]
 CAUSAL = ["llama", "tied_llama", "qwen2", "gpt2", "mixtral"]
-pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable:FutureWarning")
-
-
-@pytest.fixture(autouse=True)
-def _deterministic():
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable:FutureWarning"),
+    pytest.mark.usefixtures("deterministic"),
+]
 
 
 @functools.cache

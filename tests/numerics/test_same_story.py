@@ -21,6 +21,8 @@ from forebay.config.facts import Facts
 from forebay.config.resolve import resolve
 from forebay.optim.schedule import Schedule
 
+pytestmark = pytest.mark.usefixtures("deterministic")
+
 STEPS, ACCUMULATION, ROWS = 12, 3, 4
 # Between the largest and the smallest norm of the runs here (asserted below).
 CLIP = 21.2
@@ -148,13 +150,6 @@ def with_offload(name: str, dtype: torch.dtype) -> Story:
     story.values = _values(model)
     optimizer.close()
     return story
-
-
-@pytest.fixture(autouse=True)
-def _deterministic():
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)

@@ -18,6 +18,8 @@ from forebay.plan.policies import Speculative
 from numerics.test_exactness import DEVICES, DTYPES, ONE_DTYPE_FIRST, PLACES
 from numerics.training import CLIP, Recipe, assert_same_bits, optimizer_for, reference, train
 
+pytestmark = pytest.mark.usefixtures("deterministic")
+
 # Never pauses: both ways out are gone through.
 ALWAYS = Speculative(most_discarded=1.0)
 RARELY = 20.0
@@ -30,13 +32,6 @@ NOTHING = {"device_whole", "streamed", "streamed_whole", "streamed_in_little_roo
 @functools.cache
 def _reference(recipe: Recipe):
     return reference(recipe)
-
-
-@pytest.fixture(autouse=True)
-def _deterministic():
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 @pytest.fixture

@@ -28,7 +28,10 @@ from numerics.real_models import (
 )
 from numerics.training import assert_same_bits
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable:FutureWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable:FutureWarning"),
+    pytest.mark.usefixtures("deterministic"),
+]
 LATE = FaultScript(seed=4, max_delay_us=300)
 ROOMS = {
     "least": STREAMED,
@@ -40,13 +43,6 @@ AROUND = {
     "plain": torch.enable_grad,
     "save_on_cpu": torch.autograd.graph.save_on_cpu,
 }
-
-
-@pytest.fixture(autouse=True)
-def _deterministic():
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 @functools.cache

@@ -18,6 +18,8 @@ from numerics.test_exactness import DEVICES
 from numerics.training import CLIP, Recipe, assert_same_bits, reference, train
 from numerics.zenflow_oracle import oracle, with_settings
 
+pytestmark = pytest.mark.usefixtures("deterministic")
+
 PLAIN = ZenFlow(topk_ratio=0.2, update_every=3, select_every=6)
 MODES = {
     "plain": PLAIN,
@@ -49,13 +51,6 @@ MODE_NAMES = [
 @functools.cache
 def _oracle(recipe, settings):
     return oracle(recipe, settings)
-
-
-@pytest.fixture(autouse=True)
-def _deterministic():
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -11,7 +11,6 @@ of the unit's outermost module; inside it they are silent.
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from forebay.engine.module_hook import ModuleHook
+from forebay.engine.one_pass import OnePass
 from forebay.engine.reads import first_reads, next_number
 from forebay.engine.unit import Unit, WeightState
 from forebay.errors import PendingWeightError, UnsupportedError
@@ -82,8 +82,7 @@ class ModuleHooks:
         self._units = units
         self._act = actions
         self._pass = 0
-        # Micro-batches take turns: their forwards are one pass. Whether it has begun.
-        self._turns: bool | None = None
+        self.one_pass = OnePass()
         self._seen: dict[int, int] = {}
         self._order: list[int] = []
         self.order: tuple[int, ...] = tuple(range(len(units)))
@@ -195,10 +194,8 @@ class ModuleHooks:
         if torch.compiler.is_compiling():
             self._barrier_disabled()
             return
-        if self._turns is not None:
-            if self._turns:
-                return
-            self._turns = True
+        if not self.one_pass.begins():
+            return
         self._pass += 1
         self._order = []
         self._fired.clear()
@@ -210,7 +207,7 @@ class ModuleHooks:
         self._act.quiesce("forward of a compiled model")
 
     def _end_pass(self, _module: nn.Module, _args: Any, output: Any) -> None:
-        if torch.compiler.is_compiling() or self._turns is not None:
+        if torch.compiler.is_compiling() or self.one_pass.is_shared:
             return
         self.end_pass()
         if torch.is_grad_enabled():
@@ -220,15 +217,6 @@ class ModuleHooks:
             if self._unlearned and self._graphs_to_read:
                 self._graphs_to_read -= 1
                 self._learn_reads(first_reads(_tensors(output)))
-
-    @contextlib.contextmanager
-    def by_turns(self) -> Iterator[None]:
-        """Inside it, the root's forwards are one pass, which `end_pass` ends."""
-        self._turns = False
-        try:
-            yield
-        finally:
-            self._turns = None
 
     def end_pass(self) -> None:
         """The pass's forwards have ended, or the first of those that take turns has."""

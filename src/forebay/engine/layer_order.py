@@ -76,8 +76,8 @@ class LayerOrder:
         window = self._engine.collector.window
         try:
             with (
-                self._engine.hooks.by_turns(),
-                self._engine.streaming.residency.by_turns(),
+                self._engine.hooks.one_pass.by_turns(),
+                self._engine.streaming.residency.one_pass.by_turns(),
                 _called(self._blocks, run.arrive),
             ):
                 shares = run.turns.run(losses, done=lambda m, loss: self._finish(run, m, loss))

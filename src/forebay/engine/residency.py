@@ -17,6 +17,7 @@ import torch
 
 from forebay.engine.forward_cost import ForwardCost
 from forebay.engine.masters import keep_written
+from forebay.engine.one_pass import OnePass
 from forebay.engine.unit import WeightState
 from forebay.errors import RankError, TransferError
 from forebay.links.observer import Moment
@@ -91,8 +92,8 @@ class Residency:
         self._coming: dict[int, Sequence[Waitable]] = {}
         self._node: object = None
         self._cost = ForwardCost()
-        # Micro-batches take turns: whether their one pass has begun.
-        self._turns: bool | None = None
+        # What follows the backward of forwards that share a pass belongs to it too.
+        self.one_pass = OnePass()
         # Whether weights change before the next forward, as far as known.
         self.is_last_backward: Callable[[], bool] = _unknown
         for unit in units:
@@ -101,9 +102,7 @@ class Residency:
 
     def begin_forward(self) -> None:
         """A root forward begins."""
-        if torch._C._current_graph_task_id() < 0 and not self._turns:
-            if self._turns is not None:
-                self._turns = True
+        if torch._C._current_graph_task_id() < 0 and self.one_pass.begins():
             trains = torch.is_grad_enabled()
             if trains:
                 self.end_reading()
@@ -115,15 +114,6 @@ class Residency:
     def end_reading(self) -> None:
         """Evaluation or generation is over, if there was any."""
         self._cost.over(self.pool.brought_bytes)
-
-    @contextlib.contextmanager
-    def by_turns(self) -> Iterator[None]:
-        """Inside it, the root's forwards are one pass, and what follows its backward is too."""
-        self._turns = False
-        try:
-            yield
-        finally:
-            self._turns = None
 
     def hold(self, unit: Unit) -> None:
         """`acquire`, and keep the unit on the device until `release`."""
@@ -243,7 +233,7 @@ class Residency:
             if in_backward:
                 then = None if self.is_last_backward() else Pass.FORWARD
                 self.pool.begin(kind, then=then)
-            elif not self._turns:
+            elif not self.one_pass.has_begun:
                 self.begin_forward()
 
     def _note_node(self) -> None:
