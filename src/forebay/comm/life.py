@@ -24,6 +24,8 @@ _SILENCE_SECONDS: Final = 12.0
 # After a collective has failed the culprit is looked for at once.
 _LOOK_SECONDS: Final = 4.0
 _VERDICT: Final = "verdict"
+# After one of these a rank looks no more.
+_LAST_SIGNS: Final = ("found", "failed", "closed")
 _EQUAL: Final = (
     "every rank makes the same number of passes of the same kind; give all of them equally many "
     "batches"
@@ -50,6 +52,7 @@ class Life:
         self._doing = "start"
         self._heard: dict[int, tuple[bytes, float]] = {}
         self._has_failed = False
+        self._has_found = False
         self._stop = threading.Event()
         self._write("doing", self._doing)
         self._write("beat", "0")
@@ -87,24 +90,43 @@ class Life:
         self._has_failed = True
         try:
             self._write("failed", reason.splitlines()[0] if reason else "unknown")
+        except RuntimeError:
+            return
+        self.found()
+
+    def found(self) -> None:
+        """This rank knows that it cannot go on: before it ends, the others must find out too.
+
+        Rank 0 may keep the store in which they look. Those that live look at other moments, up to
+        a silence later than this rank.
+        """
+        if self._has_found:
+            return
+        self._has_found = True
+        try:
+            self._write("found", "1")
             if self._rank == 0:
                 self._linger()
         except RuntimeError:
             return
 
     def _linger(self) -> None:
-        """Rank 0 may keep the store: the others need it to find out who is to blame.
-
-        Those that live look at other moments, up to a silence later than this rank.
-        """
         until = self._clock() + _LOOK_SECONDS + _SILENCE_SECONDS
         left = set(self._others())
         while left and self._clock() < until:
-            left -= {r for r in left if self._read("failed", r) or self._read("closed", r)}
+            left -= {r for r in left if any(self._read(sign, r) for sign in _LAST_SIGNS)}
             left -= {r for r in left if self._silent_seconds(r) > _SILENCE_SECONDS}
             time.sleep(0.05)
 
     def check(self) -> None:
+        """`look`, and what it raises is the end of this rank's work."""
+        try:
+            self.look()
+        except RankError:
+            self.found()
+            raise
+
+    def look(self) -> None:
         """Raise RankError when another rank has failed or shows no sign of life."""
         try:
             self._raise_verdict()
@@ -147,11 +169,13 @@ class Life:
     def explain(self, error: BaseException, *, what: str) -> RankError:
         """Who is to blame for a collective that failed in `what`; takes some seconds."""
         try:
-            return self._find_culprit(error, what)
+            culprit = self._find_culprit(error, what)
         except RankError as found:
-            return found
+            culprit = found
         except RuntimeError:
             return self._storeless()
+        self.found()
+        return culprit
 
     def _find_culprit(self, error: BaseException, what: str) -> RankError:
         before = {rank: self._read("beat", rank) for rank in self._others()}

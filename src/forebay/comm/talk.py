@@ -77,11 +77,13 @@ class Talk:
             time.sleep(pause)
             pause = min(2 * pause, _LOOK_SECONDS)
             try:
-                self._life.check()
+                self._life.look()
             except RankError:
                 # one that has read all texts may have failed by them: they are for this rank too
-                if not self._store.check(keys):
-                    raise
+                if self._store.check(keys):
+                    return
+                self._life.found()
+                raise
 
     def _keys(self, count: int) -> list[str]:
         return [f"{count}/{rank}" for rank in range(self.size)]

@@ -1,0 +1,58 @@
+"""Signs of life: who is named, and who stays so that the others can name them too."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from torch.distributed import HashStore
+
+from forebay.comm import life
+from forebay.comm.life import Life
+from forebay.errors import RankError
+
+
+@pytest.fixture
+def signs(monkeypatch):
+    """Signs of ranks 0 and 2 of three; the middle one has never been there."""
+    monkeypatch.setattr(life, "_BEAT_SECONDS", 0.02)
+    monkeypatch.setattr(life, "_SILENCE_SECONDS", 0.4)
+    monkeypatch.setattr(life, "_LOOK_SECONDS", 0.6)
+    store = HashStore()
+    made = {rank: Life(store, rank=rank, size=3) for rank in (0, 2)}
+    yield made
+    for one in made.values():
+        one.close()
+
+
+def _find(signs: Life) -> str:
+    while True:
+        try:
+            signs.check()
+        except RankError as error:
+            return str(error)
+
+
+@pytest.mark.parametrize("way", ["check", "fail", "explain"])
+def test_rank_0_stays_until_the_living_have_found_the_dead(signs, way):
+    def end() -> None:
+        if way == "check":
+            _find(signs[0])
+        elif way == "fail":
+            signs[0].fail("its own error")
+        else:
+            signs[0].explain(RuntimeError("closed by peer"), what="a pass")
+
+    store_keeper = threading.Thread(target=end, daemon=True)
+    store_keeper.start()
+    assert not signs[2]._stop.wait(0.8)  # busy, and alive: nothing has been looked for yet
+    assert store_keeper.is_alive()
+    found = _find(signs[2])
+    assert "rank 0" in found if way == "fail" else "rank 1 of 3 is gone" in found
+    store_keeper.join(10)
+    assert not store_keeper.is_alive()
+
+
+def test_the_dead_are_not_waited_for(signs):
+    signs[2].close()
+    assert "rank 1 of 3 is gone" in _find(signs[0])
