@@ -8,13 +8,16 @@ import time
 import pytest
 import torch
 
+import forebay
 from checkpoint_cases import PLACES, Layout, assert_same, engine_of, numbers, run
 from forebay.checkpoint.disk import RealDisk
 from forebay.checkpoint.manifest import BLOCK_BYTES
+from forebay.checkpoint.writer import Staging
 from forebay.config.resolved import CheckpointSpec
 from forebay.engine.saving import CheckpointSaver
 from forebay.errors import CheckpointError
 from forebay.tiers.ledger import Role, Tier
+from forebay.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
 
 _BESIDE = CheckpointSpec(beside_training=True)
 
@@ -135,3 +138,55 @@ def test_closing_finishes_what_is_being_written(tmp_path):
     engine.close()
     with engine_of(Layout(), seed=1) as other:
         assert other.load_checkpoint(tmp_path)[0] is not None
+
+
+def test_two_folders_of_one_optimizer_take_turns(tmp_path):
+    """The second save does not let go of what the first one still reads."""
+    model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(3)))
+    model, optimizer = forebay.offload(model, torch.optim.AdamW(model.parameters(), lr=0.1))
+    beside = forebay.SaveTiming.BESIDE_TRAINING
+    last, best = (
+        forebay.Checkpoints(optimizer, tmp_path / name, timing=beside) for name in ("last", "best")
+    )
+    disk = GatedDisk()
+    last._saver = CheckpointSaver(optimizer.engine, disk=disk)
+    before = [param.detach().clone() for param in model.parameters()]
+    last.save("one")
+    threading.Timer(0.3, disk.gate.set).start()
+    best.save("one")
+    assert not last._saver.is_writing
+    best.wait()
+    model(torch.ones(2, 64)).sum().backward()
+    optimizer.step()
+    for checkpoints in (last, best):
+        checkpoints.load("one")
+        assert all(map(torch.equal, before, model.parameters()))
+    optimizer.close()
+
+
+def test_staging_counts_blocks_that_wait_to_be_used_again():
+    staging = Staging(2 * BLOCK_BYTES)
+    for block in [staging.take(BLOCK_BYTES) for _ in range(2)]:
+        staging.give(block)
+    small = [staging.take(BLOCK_BYTES // 2) for _ in range(4)]
+    assert sum(map(len, small)) == 2 * BLOCK_BYTES
+    assert not staging._blocks
+
+
+@pytest.mark.parametrize("setter", ["master", "moment"])
+def test_state_set_by_hand_meanwhile_is_not_in_the_checkpoint(tmp_path, setter):
+    with engine_of(Layout(checkpoint=_BESIDE)) as engine:
+        run(engine, 0, 2)
+        want = numbers(engine)
+        disk = GatedDisk()
+        _with_disk(engine, disk)
+        engine.save_checkpoint(tmp_path)
+        threading.Timer(0.3, disk.gate.set).start()
+        param = engine.module.first.weight
+        if setter == "master":
+            safe_set_full_fp32_param(param, torch.zeros(param.shape))
+        else:
+            safe_set_full_optimizer_state(param, torch.zeros(param.shape), "exp_avg")
+        engine.wait_for_checkpoint()
+        engine.load_checkpoint(tmp_path)
+        assert_same(numbers(engine), want)

@@ -76,9 +76,12 @@ class Staging:
             self._changed.wait_for(lambda: self._left >= size or self._stopped)
             if self._stopped:
                 return None
-            self._left -= size
             if size == self.block_bytes and self._blocks:
+                self._left -= size
                 return self._blocks.pop()
+            if self._left - len(self._blocks) * self.block_bytes < size:
+                self._blocks.pop()  # blocks that wait to be used again are memory too
+            self._left -= size
         return _memory(size)
 
     def give(self, block: memoryview) -> None:

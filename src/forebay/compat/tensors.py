@@ -157,6 +157,7 @@ def safe_set_local_fp32_param(param: torch.Tensor, value: torch.Tensor) -> None:
     part, held = record.part, record.segment
     _check_local(held.elements, value)
     hook.engine.quiesce("safe_set_local_fp32_param")
+    part.await_readers()
     part.sync_high()
     if held.elements:
         write_master(record, held.start, value.detach().reshape(-1).to("cpu", torch.float32))

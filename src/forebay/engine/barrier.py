@@ -23,6 +23,7 @@ from forebay.links.observer import Moment
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from forebay.engine.readers import Readers
     from forebay.engine.streamer import Streamer
     from forebay.engine.unit import NanSource
     from forebay.links.lanes import Lanes
@@ -61,6 +62,8 @@ class Barrier:
         self.held = False
         # Roles whose memory has left the device until `reload_states()`.
         self.away: set[Role] = set()
+        # What a save beside training reads on several ranks, until they have met.
+        self.readers: Readers | None = None
 
     @property
     def is_closed(self) -> bool:
@@ -137,6 +140,23 @@ class Barrier:
         self._lanes.accelerator.synchronize()
         self._lanes.mark(Moment.IDLE)
         self._lanes.reap()
+
+    def meet_readers(self) -> None:
+        """Over ranks: wait until no rank's checkpoint reads what may change from now on.
+
+        Every rank calls it at the same point; see `engine.readers`, [Note: ranks meet].
+
+        Raises:
+            RankError: A rank is gone.
+        """
+        readers, self.readers = self.readers, None
+        if readers is None:
+            return
+        try:
+            readers.meet()
+        except RankError as error:
+            self.fail(str(error))
+            raise
 
     def refuse_away(self, reason: str) -> None:
         """Raise StateAwayError while state has left the device."""

@@ -272,6 +272,7 @@ class Engine:
         self.collector.window.bury_dead()
         self._barrier.refuse_closed("step()")
         self._barrier.refuse_away("step()")
+        self._barrier.meet_readers()
         self.lanes.mark(Moment.STEP_BEGIN)
         self.hooks.learn()
         refuse_strangers(self.groups, known=self._by_param)

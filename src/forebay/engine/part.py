@@ -31,9 +31,10 @@ from forebay.tiers.device import DeviceArena
 from forebay.tiers.host import HostArena
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from forebay.engine.direct_weights import DirectRead
+    from forebay.engine.readers import Reading
     from forebay.model.layout import ParamSlot, PartLayout
     from forebay.plan.placement import Placement
 
@@ -123,8 +124,8 @@ class PartStorage:
         self.sums = RankSums()
         # The last operation that touches the gradient's landing place; the next one follows it.
         self.ticket: Any = None
-        # Waits for whoever still reads the state; set while a checkpoint is written.
-        self.before_change: Callable[[], None] | None = None
+        # Whoever still reads the state; set while a checkpoint is written.
+        self.reading: Reading | None = None
 
     def rebind(self) -> None:
         """See the memory that state and weights have now."""
@@ -182,8 +183,13 @@ class PartStorage:
         """Return once master, moments and weights may change; call it before they do."""
         while self.direct_reads:
             self.direct_reads.pop().settle()
-        if self.before_change is not None:
-            self.before_change()
+        if self.reading is not None:
+            self.reading.wait()
+
+    @property
+    def is_being_read(self) -> bool:
+        """Whether `await_readers` would wait for a checkpoint."""
+        return self.reading is not None and not self.reading.is_over
 
     def _new_landing(self, form: GradientForm, arena: HostArena | None = None) -> Landing:
         return Landing(
@@ -273,6 +279,7 @@ class PartStorage:
 
     def store(self, slot: ParamSlot, value: torch.Tensor) -> None:
         """Write one parameter's working weight where it lives, given whole or as `view`."""
+        self.await_readers()
         held = self.share(value.detach(), slot) if self.is_sharded else value.detach()
         if self.weight_files is None:
             self.stored(slot).copy_(held)
@@ -330,6 +337,7 @@ class PartStorage:
 
     def set_state(self, role: str, slot: ParamSlot, value: torch.Tensor) -> None:
         """Write what is held of one parameter's role, given in the form of `view`."""
+        self.await_readers()
         self.write(role, self.segments[slot.index].offset, value.detach().reshape(-1))
 
     def own_segment(self, slot: ParamSlot) -> Segment:
@@ -361,6 +369,7 @@ class PartStorage:
         The working weight on the device is not touched. Only where the master does not lie in
         the working weight itself. Temporary memory is bounded, whatever the parameter's size.
         """
+        self.await_readers()
         self.sync_high()
         segment = self.segments[slot.index]
         flat = self.share(value.detach(), slot).reshape(-1)

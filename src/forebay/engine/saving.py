@@ -6,18 +6,17 @@ waits for a unit only where it would update what has not been copied yet, so its
 copy (or, with less staging than state, the disk) is behind. The forward and backward in between
 read weights and change none.
 
-Over several ranks every one writes what it alone answers for; see `engine.save_files`.
+Over several ranks every one writes what it alone answers for (see `engine.save_files`), and the
+first step waits for all of them at once (see `engine.readers`, [Note: ranks meet]).
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import shutil
 import threading
 import time
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -50,8 +49,6 @@ if TYPE_CHECKING:
 
 __all__ = ["CheckpointSaver"]
 
-_log = logging.getLogger("forebay")
-
 # One block is filled, four are checked and written, one waits.
 _BLOCKS: Final = 6
 # One for each thread that writes.
@@ -74,7 +71,11 @@ class CheckpointSaver:
     def __init__(self, engine: Engine, *, disk: Disk | None = None) -> None:
         self._engine = engine
         self._disk: Disk = RealDisk() if disk is None else disk
-        self._together = Together.of(engine.options.group, "saving", otherwise=CheckpointError)
+        group = engine.options.group
+        self._together = Together.of(group, "saving", otherwise=CheckpointError)
+        # The training thread's own, beside a thread that saves.
+        self._meeting = Together.of(group, "copying", otherwise=CheckpointError)
+        self._readers: Readers | None = None
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self.last: SaveReport | None = None
@@ -92,7 +93,7 @@ class CheckpointSaver:
         what = f"saving checkpoint {request.tag}"
         snapshot = self._together.run(partial(self._prepare, request, run), what=what)
         own = sum(source.spec.nbytes for source in snapshot.sources)
-        request, nbytes = self._agree(request, own)
+        nbytes = self._agree(request, own)
         room = partial(_require_room, request.folder, nbytes)
         self._together.first(room, what=what)
         if request.timing is SaveTiming.AT_ONCE:
@@ -110,6 +111,7 @@ class CheckpointSaver:
     def _prepare(self, request: SaveRequest, run: RunState) -> Snapshot:
         check_tag(request.tag)
         engine = self._engine
+        self._await_other_savers()
         engine.quiesce("save_checkpoint")
         for record in engine.collector.records:
             refresh_master(record)
@@ -117,32 +119,26 @@ class CheckpointSaver:
             request.folder.mkdir(parents=True, exist_ok=True)
         return take_snapshot(engine, run)
 
-    def _agree(self, request: SaveRequest, own: int) -> tuple[SaveRequest, int]:
-        """What all ranks save, and how many bytes it is.
+    def _await_other_savers(self) -> None:
+        """One save at a time: two savers of one engine take turns."""
+        for unit in self._engine.units:
+            for part in unit.parts:
+                if part.reading is not None:
+                    part.reading.readers.await_end()
 
-        Over ranks a save goes on beside training only where each of them can copy all that it
-        writes: waiting for one rank's disk in a step, the others would run out of time.
-        """
-        together = self._together
+    def _agree(self, request: SaveRequest, own: int) -> int:
+        """How many bytes all ranks save; they save the same checkpoint."""
         asked = [request.tag, request.latest.value, request.keep, request.timing.value]
-        fits = together.size == 1 or self._staging_bytes(request, own) >= own
-        texts = together.tell(json.dumps([asked, own, fits]), what="saving a checkpoint")
+        texts = self._together.tell(json.dumps([asked, own]), what="saving a checkpoint")
         told = [json.loads(text) for text in texts]
-        for rank, (other, _, _) in enumerate(told):
+        for rank, (other, _) in enumerate(told):
             if other != told[0][0]:
                 raise CheckpointError(
                     f"rank {rank} saves a checkpoint with {other} (tag, latest, keep, timing), "
                     f"rank 0 with {told[0][0]}",
                     hint="every rank saves at the same point, under the same tag",
                 )
-        if request.timing is SaveTiming.BESIDE_TRAINING and not all(row[2] for row in told):
-            _log.warning(
-                "checkpoint %s is saved at once: a rank has no room for a copy of its %s",
-                request.tag,
-                format_bytes(own),
-            )
-            request = replace(request, timing=SaveTiming.AT_ONCE)
-        return request, sum(row[1] for row in told)
+        return sum(row[1] for row in told)
 
     def _start(
         self,
@@ -151,10 +147,7 @@ class CheckpointSaver:
         nbytes: int,
         began: float,
     ) -> None:
-        readers = Readers(unit.index for unit in self._engine.units)
-        for unit in self._engine.units:
-            for part in unit.parts:
-                part.before_change = partial(readers.wait, unit.index)
+        readers = self._make_readers()
         stalled = time.monotonic() - began
 
         def work() -> None:
@@ -174,6 +167,21 @@ class CheckpointSaver:
 
         self._thread = threading.Thread(target=work, name="forebay-checkpoint")
         self._thread.start()
+
+    def _make_readers(self) -> Readers:
+        engine, group = self._engine, self._engine.options.group
+        readers = Readers(
+            (unit.index for unit in engine.units),
+            together=self._meeting,
+            check=_alone if group is None else group.check,
+        )
+        for unit in engine.units:
+            for part in unit.parts:
+                part.reading = readers.of(unit.index)
+        if self._meeting.size > 1:
+            engine._barrier.readers = readers
+        self._readers = readers
+        return readers
 
     @property
     def is_writing(self) -> bool:
@@ -202,7 +210,8 @@ class CheckpointSaver:
             self._thread = None
             for unit in self._engine.units:
                 for part in unit.parts:
-                    part.before_change = None
+                    if part.reading is not None and part.reading.readers is self._readers:
+                        part.reading = None
         error, self._error = self._error, None
         if error is not None:
             raise error
@@ -234,19 +243,23 @@ class CheckpointSaver:
             reservation.release()
 
     def _staging_bytes(self, request: SaveRequest, nbytes: int) -> int:
-        """For a copy of so many bytes: half of what is left, at most all of it."""
+        """For a copy of so many bytes: what was asked for, or all, or half of what is left.
+
+        With little left some blocks may take all of it; one block is the least.
+        """
         if request.staging_bytes is not None:
-            return request.staging_bytes
+            return max(BLOCK_BYTES, request.staging_bytes)
+        some = _BLOCKS * BLOCK_BYTES
         group = self._engine.options.group
-        sharers = 2 if group is None else 2 * group.local_size
         budget = self._engine.ledger.budget(Tier.HOST)
-        left = host_ceiling(None).nbytes
-        bounds = [nbytes + BLOCK_BYTES * _BLOCKS]
-        if left is not None:
-            bounds.append(left // sharers)
+        ceiling = host_ceiling(None).nbytes
+        left = []
+        if ceiling is not None:
+            left.append(ceiling // (1 if group is None else group.local_size))
         if budget is not None:
-            bounds.append((budget - self._engine.ledger.bytes(Tier.HOST)) // 2)
-        return max(_BLOCKS * BLOCK_BYTES, min(bounds))
+            left.append(budget - self._engine.ledger.bytes(Tier.HOST))
+        bounds = [nbytes + some, *(max(room // 2, min(room, some)) for room in left)]
+        return max(BLOCK_BYTES, min(bounds))
 
     @contextlib.contextmanager
     def _side_stream(self) -> Iterator[None]:
@@ -261,6 +274,10 @@ class CheckpointSaver:
             return
         with torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream(device)):
             yield
+
+
+def _alone() -> None:
+    """There is no other rank that could be gone."""
 
 
 class _Progress:

@@ -76,6 +76,7 @@ class DelayedUpdates(UpdatePolicy):
         held, self._held = self._held, None
         if held is None:
             return
+        self._barrier.meet_readers()
         for unit in self._units:
             # else what is still being gathered over ranks would be written over what comes now
             self._barrier.make_ready(unit)

@@ -100,7 +100,7 @@ class SpeculativeUpdates(UpdatePolicy):
         order = self._order
         if order is None or unit.index not in self._full or unit.updates_on_device:
             return
-        busy = any(part.before_change is not None for part in unit.parts)
+        busy = any(part.is_being_read for part in unit.parts)
         if busy or any(is_written(record) for record in unit.records):
             return
         tickets = []

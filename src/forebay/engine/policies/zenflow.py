@@ -373,6 +373,8 @@ class ZenFlowUpdates(UpdatePolicy):
 
     def finish(self, program: Program) -> None:
         """See `UpdatePolicy`: weights of the rest come into force before their time."""
+        if self._running:
+            self._parts.barrier.meet_readers()
         units = self._in_order(program)
         changed: dict[int, set[int]] = {unit.index: set() for unit in units}
         self._put_in_force(units, changed)
