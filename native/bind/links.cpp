@@ -61,17 +61,17 @@ void bind_links(nb::module_& module) {
     nb::class_<LinkHandle>(module, "Link")
         .def(
             "__init__",
-            [](LinkHandle* self, const EngineHandle& engine, Stream stream,
+            [](LinkHandle* self, const EngineHandle& engine, std::vector<Stream> streams,
                std::size_t max_in_flight, std::int64_t shuffle_seed, std::string name,
                bool awaits_events) {
-                LinkOptions options{stream, max_in_flight, shuffle_seed, std::move(name),
-                                    awaits_events};
+                LinkOptions options{std::move(streams), max_in_flight, shuffle_seed,
+                                    std::move(name), awaits_events};
                 auto link = std::make_shared<Link>(engine.it, std::move(options));
                 ProcessEnd::instance().add(link);
                 new (self) LinkHandle{std::move(link)};
             },
-            "engine"_a, "stream"_a = 0, "max_in_flight"_a = 2, "shuffle_seed"_a = -1,
-            "name"_a = "link", "awaits_events"_a = false)
+            "engine"_a, "streams"_a = std::vector<Stream>{0}, "max_in_flight"_a = 2,
+            "shuffle_seed"_a = -1, "name"_a = "link", "awaits_events"_a = false)
         .def("copy", &copy, "plan"_a, "priority"_a = 0, "after"_a = std::vector<TicketHandle>{},
              "piecewise"_a = nb::none(), "event"_a = 0)
         .def("copy_fold", &copy_fold, "pool"_a, "spans"_a, "src_dtype"_a, "first"_a, "ring"_a,

@@ -166,27 +166,27 @@ void Lane::issue(Lock& lock, const JobPtr& job, std::size_t slot) {
     const std::size_t piece = job->next++;
     ++job->outstanding;
     lock.unlock();
+    const std::size_t queue = turn_++ % options_.streams.size();
+    const Stream stream = options_.streams[queue];
     job->ticket->mark_begun(piece);
     std::string failure;
     std::shared_ptr<Fence> fence;
     try {
-        if (piece == 0 && job->order.event != 0 && !options_.awaits_events) {
-            engine_->hold_stream(options_.stream, job->order.event);
-        }
+        hold_stream(*job, queue);
         if (job->fold) {
             std::vector<CopySpan> spans = (*job->pieces)[piece];
             for (CopySpan& span : spans) {
                 span.destination += job->fold->ring->address_of(slot);
             }
-            fence = engine_->submit(options_.stream, spans);
+            fence = engine_->submit(stream, spans);
         } else {
-            fence = engine_->submit(options_.stream, (*job->pieces)[piece]);
+            fence = engine_->submit(stream, (*job->pieces)[piece]);
         }
     } catch (const std::exception& error) {
         failure = reason(error);
     }
     if (failure.empty()) {
-        job->ticket->mark_issued(job->fold ? nullptr : fence);
+        job->ticket->mark_issued(job->fold ? nullptr : fence, queue);
         flights_.push_back({job, piece, std::move(fence), slot});
     } else if (job->fold) {
         job->fold->ring->release(slot);
@@ -198,6 +198,15 @@ void Lane::issue(Lock& lock, const JobPtr& job, std::size_t slot) {
     } else if (flights_.back().fence == nullptr) {
         land_oldest(lock);
     }
+}
+
+void Lane::hold_stream(LaneJob& job, std::size_t queue) {
+    const std::uint64_t bit = std::uint64_t{1} << queue;
+    if (job.order.event == 0 || options_.awaits_events || (job.held & bit) != 0) {
+        return;
+    }
+    engine_->hold_stream(options_.streams[queue], job.order.event);
+    job.held |= bit;
 }
 
 void Lane::land_oldest(Lock& lock) {

@@ -39,6 +39,7 @@ struct LaneJob {
     LinkOrder order;
     std::uint64_t age = 0;
     std::size_t next = 0;         // piece to issue
+    std::uint64_t held = 0;       // streams that wait for the event, a bit each
     bool event_reached = false;   // where the lane awaits events
     std::size_t outstanding = 0;  // pieces in flight or being folded
     std::string failure;
@@ -76,6 +77,7 @@ private:
     bool is_held(LaneJob& job, std::size_t& asked);
     void wait_for_change(Lock& lock);
     void issue(Lock& lock, const JobPtr& job, std::size_t slot);
+    void hold_stream(LaneJob& job, std::size_t queue);
     void land_oldest(Lock& lock);
     void start_fold(const Flight& flight);
     void settle_folds(Lock& lock);
@@ -97,6 +99,7 @@ private:
     std::deque<Flight> flights_;
     std::vector<Folding> foldings_;
     std::mt19937_64 random_;
+    std::size_t turn_ = 0;  // pieces issued so far: whose stream is next
 };
 
 }  // namespace forebay

@@ -10,6 +10,8 @@
 namespace forebay {
 namespace {
 
+constexpr std::size_t kMostStreams = 64;  // a job remembers them in as many bits
+
 void check_piecewise(const TicketPtr& piecewise, std::size_t pieces) {
     if (piecewise && !piecewise->ended() && piecewise->pieces() < pieces) {
         throw std::invalid_argument("the copy has " + std::to_string(pieces) +
@@ -47,6 +49,10 @@ void pack(const FoldRequest& request, CopyPieces& copies, LaneFold& fold) {
 Link::Link(CopyEnginePtr engine, LinkOptions options) {
     if (options.max_in_flight == 0) {
         throw std::invalid_argument("max_in_flight must be at least 1, not 0");
+    }
+    if (options.streams.empty() || options.streams.size() > kMostStreams) {
+        throw std::invalid_argument("a link needs 1 to " + std::to_string(kMostStreams) +
+                                    " streams, not " + std::to_string(options.streams.size()));
     }
     lane_ = std::make_shared<Lane>(std::move(engine), std::move(options));
     thread_ = std::make_unique<OwnThread>(lane_->name(), [lane = lane_] { lane->run(); });

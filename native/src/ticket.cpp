@@ -1,5 +1,6 @@
 #include "forebay/ticket.h"
 
+#include <algorithm>
 #include <stdexcept>
 #include <utility>
 
@@ -72,7 +73,7 @@ std::vector<PieceTimes> Ticket::times() const {
 }
 
 bool Ticket::hold_stream(Stream stream) const {
-    std::shared_ptr<Fence> fence;
+    std::vector<std::shared_ptr<Fence>> fences;
     {
         const std::lock_guard lock(mutex_);
         if (failed()) {
@@ -81,9 +82,13 @@ bool Ticket::hold_stream(Stream stream) const {
         if (done()) {
             return true;
         }
-        fence = last_fence_;
+        if (!has_fences_) {
+            return false;
+        }
+        fences = last_fences_;
     }
-    return fence != nullptr && fence->hold(stream);
+    const auto holds = [&](const auto& fence) { return !fence || fence->hold(stream); };
+    return !fences.empty() && std::all_of(fences.begin(), fences.end(), holds);
 }
 
 void Ticket::subscribe(const std::shared_ptr<Waker>& waker, Notice notice) {
@@ -104,9 +109,11 @@ void Ticket::mark_begun(std::size_t piece) noexcept {
     }
 }
 
-void Ticket::mark_issued(std::shared_ptr<Fence> fence) {
+void Ticket::mark_issued(std::shared_ptr<Fence> fence, std::size_t queue) {
     const std::lock_guard lock(mutex_);
-    last_fence_ = std::move(fence);
+    has_fences_ = has_fences_ && fence != nullptr;
+    last_fences_.resize(std::max(last_fences_.size(), queue + 1));
+    last_fences_[queue] = std::move(fence);
     if (issued_count_.fetch_add(1, std::memory_order_acq_rel) + 1 == count_) {
         changed_.notify_all();
     }
@@ -163,7 +170,7 @@ void Ticket::end(State state) {
     {
         const std::lock_guard lock(mutex_);
         state_.store(state, std::memory_order_release);
-        last_fence_.reset();
+        last_fences_.clear();
         subscriptions.swap(subscriptions_);
         changed_.notify_all();
     }

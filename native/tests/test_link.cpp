@@ -69,7 +69,7 @@ TEST(pieces_follow_pieces) {
     std::vector<std::uint8_t> middle(20'000);
     std::vector<std::uint8_t> target(20'000);
     Link first(scripted(2, 100), {});
-    Link second(scripted(3, 100), {0, 3, 4, "second"});
+    Link second(scripted(3, 100), {{0}, 3, 4, "second"});
     for (int round = 0; round < 5; ++round) {
         std::fill(middle.begin(), middle.end(), std::uint8_t{0});
         std::fill(target.begin(), target.end(), std::uint8_t{0});
@@ -97,6 +97,90 @@ TEST(a_copy_is_not_forgotten_when_its_predecessor_goes_on_meanwhile) {
         wait(link.copy(plan, order));
         walker.join();
     }
+}
+
+// Notes what a device would be asked; every piece is there at once, but its fence is a device's.
+class NotingEngine final : public CopyEngine {
+public:
+    struct Notes {
+        std::vector<Stream> submitted;
+        std::vector<std::pair<Stream, Event>> held;
+        std::vector<Stream> fences_held;  // by the stream of the piece
+    };
+
+    std::shared_ptr<Fence> submit(Stream stream, const std::vector<CopySpan>& spans) override {
+        notes_->submitted.push_back(stream);
+        copier_.submit(stream, spans);
+        return std::make_shared<NotedFence>(notes_, stream);
+    }
+    void hold_stream(Stream stream, Event event) override {
+        notes_->held.push_back({stream, event});
+    }
+    bool reached(Event) override { return true; }
+    void register_host(Address, std::size_t) override {}
+    void unregister_host(Address) override {}
+    Notes& notes() { return *notes_; }
+
+private:
+    class NotedFence final : public Fence {
+    public:
+        NotedFence(std::shared_ptr<Notes> notes, Stream stream)
+            : notes_(std::move(notes)), stream_(stream) {}
+        void wait() override {}
+        bool hold(Stream) override {
+            notes_->fences_held.push_back(stream_);
+            return true;
+        }
+
+    private:
+        std::shared_ptr<Notes> notes_;
+        Stream stream_;
+    };
+
+    MemcpyEngine copier_;
+    std::shared_ptr<Notes> notes_ = std::make_shared<Notes>();
+};
+
+TEST(streams_take_turns_and_each_waits_for_the_event) {
+    const auto source = counted(5000);
+    std::vector<std::uint8_t> target(5000);
+    const auto engine = std::make_shared<NotingEngine>();
+    Link link(engine, {{7, 8}});
+    LinkOrder order;
+    order.event = 3;
+    wait(link.copy(plan_of(target, source, 1000), order));
+    wait(link.copy(plan_of(target, source, 5000), {}));
+    link.close();
+    CHECK(engine->notes().submitted == std::vector<Stream>({7, 8, 7, 8, 7, 8}));
+    CHECK(engine->notes().held == (std::vector<std::pair<Stream, Event>>{{7, 3}, {8, 3}}));
+    CHECK(target == source);
+}
+
+TEST(a_stream_held_for_a_ticket_waits_for_the_end_of_every_queue) {
+    const auto notes = std::make_shared<NotingEngine>();
+    const auto fence = [&](Stream stream) { return notes->submit(stream, {}); };
+    Ticket ticket(3);
+    ticket.mark_issued(fence(7), 0);
+    ticket.mark_issued(fence(8), 1);
+    ticket.mark_issued(fence(9), 0);
+    CHECK(ticket.hold_stream(1));
+    CHECK(notes->notes().fences_held == std::vector<Stream>({9, 8}));
+    Ticket mixed(2);
+    mixed.mark_issued(fence(7), 0);
+    mixed.mark_issued(nullptr, 1);
+    CHECK(!mixed.hold_stream(1));
+}
+
+TEST(a_link_without_a_stream_is_refused) {
+    LinkOptions options;
+    options.streams.clear();
+    bool refused = false;
+    try {
+        Link link(std::make_shared<MemcpyEngine>(), options);
+    } catch (const std::invalid_argument&) {
+        refused = true;
+    }
+    CHECK(refused);
 }
 
 TEST(sums_share_a_ring) {

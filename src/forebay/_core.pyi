@@ -280,7 +280,7 @@ class Link:
     def __init__(
         self,
         engine: CopyEngine,
-        stream: int = 0,
+        streams: Sequence[int] = (0,),
         max_in_flight: int = 2,
         shuffle_seed: int = -1,
         name: str = "link",

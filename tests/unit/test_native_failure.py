@@ -24,7 +24,7 @@ def _plan(core, nbytes=1000, piece_bytes=100):
 
 def _failing(core, fail_at=3):
     engine = core.ScriptedEngine(core.MemcpyEngine(), 1, 200, fail_at, "disk on fire")
-    return core.Link(engine, 0, 2, -1, "failing")
+    return core.Link(engine, [0], 2, -1, "failing")
 
 
 def test_a_failure_surfaces_at_every_wait(core):

@@ -17,7 +17,7 @@ def link(core, request):
     engine = core.MemcpyEngine()
     if request.param == "scripted":
         engine = core.ScriptedEngine(engine, 7, 500)
-    link = core.Link(engine, 0, 2, -1, "test")
+    link = core.Link(engine, [0], 2, -1, "test")
     yield link
     link.close()
 

@@ -20,12 +20,15 @@
 namespace forebay {
 
 struct LinkOptions {
-    Stream stream = 0;
+    // Pieces take them in turn. A copy engine may stay with a stream for as long as more work
+    // stands in it; of two with one piece each, both run empty all the time, and others' copies get
+    // theirs.
+    std::vector<Stream> streams = {0};
     std::size_t max_in_flight = 2;
     // Tests: a non-negative seed makes the lane take a random ready job instead of the best one.
     std::int64_t shuffle_seed = -1;
     std::string name = "link";
-    // Await a job's event before its first piece is enqueued, instead of holding the stream: what
+    // Await a job's event before its first piece is enqueued, instead of holding the streams: what
     // stands in the hardware's queue then never waits for computation, nor does what others, on
     // streams of their own, have behind it in that queue.
     bool awaits_events = false;

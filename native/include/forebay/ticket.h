@@ -74,8 +74,8 @@ public:
     // piece without work begins where it ends. Two clock reads per piece, some 50 ns, are too
     // little to be switched off.
     std::vector<PieceTimes> times() const;
-    // Makes `stream` wait for the last piece. All pieces must have been issued. False: nothing in
-    // the stream stands for the end of this work, so the host has to wait.
+    // Makes `stream` wait for the last pieces. All pieces must have been issued. False: nothing on
+    // the device stands for the end of this work, so the host has to wait.
     bool hold_stream(Stream stream) const;
     // `waker` is told of every piece or of the end alone; at once if the ticket has ended.
     void subscribe(const std::shared_ptr<Waker>& waker, Notice notice);
@@ -83,7 +83,9 @@ public:
     // --- for the queue that does the work -----------------------------------------------------
     // Notes the time, at the first call for a piece.
     void mark_begun(std::size_t piece) noexcept;
-    void mark_issued(std::shared_ptr<Fence> fence = nullptr);
+    // Pieces of one `queue` end in the order of their calls. A fence stands for the end of its
+    // piece on the device; null: there is none.
+    void mark_issued(std::shared_ptr<Fence> fence = nullptr, std::size_t queue = 0);
     void mark_done(std::size_t piece);
     void finish();
     void finish(std::vector<double> results);
@@ -117,7 +119,8 @@ private:
     mutable std::condition_variable changed_;
     std::string failure_;
     std::vector<double> results_;
-    std::shared_ptr<Fence> last_fence_;
+    std::vector<std::shared_ptr<Fence>> last_fences_;  // of each queue
+    bool has_fences_ = true;                           // every piece issued so far has one
     std::vector<Subscription> subscriptions_;
 };
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["CopyPlan", "Link", "StagingRing"]
 
+_MOST_STREAMS = 64
+
 
 class CopyPlan:
     """Which bytes go where, in pieces."""
@@ -80,7 +82,7 @@ class Link:
     def __init__(
         self,
         engine: CopyEngine,
-        stream: int = 0,
+        streams: Sequence[int] = (0,),
         max_in_flight: int = 2,
         shuffle_seed: int = -1,
         name: str = "link",
@@ -88,6 +90,8 @@ class Link:
     ) -> None:
         if max_in_flight < 1:
             raise ValueError(f"max_in_flight must be at least 1, not {max_in_flight}")
+        if not 1 <= len(streams) <= _MOST_STREAMS:
+            raise ValueError(f"a link needs 1 to {_MOST_STREAMS} streams, not {len(streams)}")
         self._engine = engine
         self._name = name
         self._closed = False

@@ -103,13 +103,13 @@ class Lanes:
                     fault.fail_text,
                 )
             engines.append(engine)
-        # A user's read of one number never waits for what waits for computation.
-        self.down = core.Link(
-            engines[0], accelerator.new_stream(), 2, shuffle, "down", awaits_events=True
-        )
-        self.up = core.Link(engines[1], accelerator.new_stream(), 2, shuffle, "up")
+        up, load, *down = (accelerator.new_stream() for _ in range(4))
+        # A user's read of one number waits neither for what waits for computation nor for a stream
+        # that never runs empty: two take turns.
+        self.down = core.Link(engines[0], down, 2, shuffle, "down", awaits_events=True)
+        self.up = core.Link(engines[1], [up], 2, shuffle, "up")
         # Weights that a pass fetches wait for computation before them; state must not wait behind.
-        self.loading = core.Link(engines[2], accelerator.new_stream(), 2, shuffle, "load")
+        self.loading = core.Link(engines[2], [load], 2, shuffle, "load")
         self.traffic = dict.fromkeys(Lane, 0)
         self._held: list[tuple[Any, tuple[object, ...]]] = []
         self._backlog: deque[tuple[Any, int]] = deque()

@@ -167,7 +167,7 @@ def copy_runs(core: Any, part: PartState, *, threads: int, repeats: int) -> list
     It reads and writes `part.arena.nbytes` bytes in all; a copy is the least that a pass over the
     same bytes can do.
     """
-    links = [core.Link(core.MemcpyEngine(), 0, 2, -1, f"copy-{i}") for i in range(threads)]
+    links = [core.Link(core.MemcpyEngine(), [0], 2, -1, f"copy-{i}") for i in range(threads)]
     half = part.arena.nbytes // 2
     bounds = [half * i // threads // 64 * 64 for i in range(threads)] + [half]
 
@@ -219,7 +219,7 @@ class LinkEnds:
         names = ("up", "down")
         self._links = {
             name: core.Link(
-                accelerator.copy_engine(core), accelerator.new_stream(), 2, -1, f"probe-{name}"
+                accelerator.copy_engine(core), [accelerator.new_stream()], 2, -1, f"probe-{name}"
             )
             for name in names
         }
