@@ -57,6 +57,9 @@ COMMANDS: dict[str, Run | ContinuousIntegration | Covered] = {
     "forebay plan 13B --machine v100-32 --nodes 4 --batch 512 --sequence 1024 --compare": Run(),
     "forebay plan 70B --machine a100-80 --hidden 8192 --layers 80 --config ready.json": Run(),
     "forebay probe nvme . --most 256MiB": Run(),
+    "python benchmarks/on_gpu.py --list": Covered(
+        "tests/cli/test_on_gpu.py::test_without_a_gpu_it_says_so_and_lists"
+    ),
     "forebay bench adam --output results": Covered(
         "tests/unit/test_bench.py::test_commands_write_tables"
     ),
