@@ -6,7 +6,9 @@ import hashlib
 import tempfile
 import time
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import distributed, nn
@@ -16,9 +18,14 @@ from forebay.comm.fake import SlowGroup
 from forebay.comm.torch_group import TorchGroup
 from forebay.engine import EngineOptions, offload_with
 from forebay.engine.file_space import NvmeOptions
+from forebay.engine.layer_order import LayerOrder
 from forebay.plan import UpdatePlace, WeightPlace
 from forebay.plan.load_rules import LoadRules
+from forebay.plan.placement import AccumulationOrder
 from forebay.plan.policies import EXACT, Policy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 # One small buffer: every piece of every rank comes and goes in every step.
 _FILES = NvmeOptions(paths=(Path(tempfile.gettempdir()),), buffer_count=1, buffer_elements=1)
@@ -46,6 +53,7 @@ class Recipe:
     sharers: int | None = None
     policy: Policy = EXACT
     loads: LoadRules = field(default_factory=LoadRules)
+    order: AccumulationOrder = AccumulationOrder.MICROBATCH
 
 
 def model_of(dtype: torch.dtype, blocks: int = 0) -> nn.Module:
@@ -124,6 +132,16 @@ def _think(model: nn.Module, seconds: float) -> None:
         block.weight.register_hook(_wait)
 
 
+def _one_by_one(losses: Sequence[Callable[[], torch.Tensor]]) -> list[torch.Tensor]:
+    """Forward and backward of one micro-batch after the other."""
+    found = []
+    for share in losses:
+        loss = share()
+        loss.backward()
+        found.append(loss.detach())
+    return found
+
+
 def train(recipe: Recipe) -> dict[str, object]:
     """Train; the data depend on rank and step alone."""
     join(recipe.backend)
@@ -152,14 +170,16 @@ def train(recipe: Recipe) -> dict[str, object]:
         loads=recipe.loads,
         nvme=_FILES if recipe.place is UpdatePlace.NVME else None,
         policy=recipe.policy,
+        order=recipe.order,
     )
     _, optimizer = offload_with(model, source, options=options)
     losses, norms, began = [], [], time.monotonic()
+    backward = _one_by_one
+    if recipe.order is AccumulationOrder.LAYER:
+        backward = LayerOrder(optimizer.engine).backward
     for window in windows(recipe, rank=distributed.get_rank()):
-        for x in window:
-            loss = loss_of(model, x.to(device), recipe)
-            loss.backward()
-            losses.append(loss.item())
+        shares = [partial(loss_of, model, x.to(device), recipe) for x in window]
+        losses += [loss.item() for loss in backward(shares)]
         optimizer.step()
         optimizer.zero_grad()
         norms.append(optimizer.last_grad_norm)

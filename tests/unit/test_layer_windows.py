@@ -92,16 +92,6 @@ def test_a_model_without_blocks_is_refused_at_the_start():
         _engine(model=nn.Linear(7, 3))
 
 
-def test_several_processes_are_refused():
-    from forebay.config.facts import Facts
-    from forebay.config.resolve import resolve
-
-    raw = {"train_micro_batch_size_per_gpu": 1, "forebay": {"accumulation_order": "layer"}}
-    with pytest.raises(ConfigError, match="2 processes"):
-        resolve(raw, facts=Facts(world_size=2))
-    assert resolve(raw).batch.order == "layer"
-
-
 class _Stack(nn.Module):
     """Blocks, and what may go wrong between them."""
 

@@ -107,11 +107,6 @@ def resolve_batch(lookup: Lookup) -> BatchSpec:
     ):
         lookup.record(path, value, sources.get(path, Source.DERIVED))
     order = lookup.take(_ORDER)
-    if order == "layer" and facts.world_size > 1:
-        raise ConfigError(
-            f'config key {_ORDER} = "layer" is not supported with {facts.world_size} processes',
-            hint=f'{_ORDER}: "microbatch"',
-        )
     if order == "layer" and batch.accumulation_steps == 1:
         lookup.annotate(_ORDER, "one micro-batch per update: both orders are the same")
     return replace(batch, order=order)

@@ -126,6 +126,7 @@ def place(model: InspectedModel, *, options: EngineOptions, device: torch.device
         sharding=options.sharding,
         policy=policy_for(options),
         loads=options.loads,
+        order=options.order,
     )
     if options.nvme is None:
         if any(unit.update is UpdatePlace.NVME for unit in units):

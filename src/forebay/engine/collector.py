@@ -96,7 +96,8 @@ class Collector:
     Attributes:
         window: The present window.
         program: The program in force; the engine replaces it between windows.
-        held: Takes addends that come in parts; None where they do not.
+        held: Takes addends that come in parts; None where they do not. Where it is there, who put
+            it there says when units are complete.
     """
 
     def __init__(
@@ -246,12 +247,19 @@ class Collector:
                 unit.departed = False
             if not (record.arrival is not None or unit.sums_on_host):
                 record.device_value()
-        if record.firings == record.expected:
+        if self.held is None and record.firings == record.expected:
             unit.remaining -= 1
             if unit.remaining == 0:
                 self._executor.mark(Moment.UNIT_END, unit.name)
                 if self._leaves_now(unit):
                     self._depart(unit)
+
+    def complete(self, units: Sequence[Unit]) -> None:
+        """In a backward that holds addends: these units have all that the window brings them."""
+        for unit in units:
+            self._executor.mark(Moment.UNIT_END, unit.name)
+            if self._leaves_now(unit) and self.departure.has_more(unit):
+                self._depart(unit)
 
     def _leaves_now(self, unit: Unit) -> bool:
         every = self.departure.leaves_every_backward or unit.sums_on_host

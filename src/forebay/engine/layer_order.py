@@ -19,9 +19,9 @@ from torch.utils._pytree import tree_map
 from forebay.engine.doors import Door
 from forebay.engine.held_addends import HeldAddends
 from forebay.engine.reads import next_number
+from forebay.engine.segments import SegmentUses, find_uses
 from forebay.engine.turns import Turns
 from forebay.errors import UnsupportedError
-from forebay.model.external import external_parameters
 from forebay.model.stack import find_stack
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class LayerOrder:
                 "nn.Sequential of at least two modules with parameters",
                 hint=_INSTEAD,
             )
-        self._extra: dict[int, set[int]] | None = None
+        self._seen: dict[int, set[int]] | None = None
         _say_what_differs(engine.module)
 
     def backward(self, losses: Sequence[Callable[[], torch.Tensor]]) -> list[torch.Tensor]:
@@ -85,7 +85,7 @@ class LayerOrder:
             for segment in range(run.last - 1, -1, -1):
                 for number in range(len(losses)):
                     run.backward(segment, number)
-                run.held.release(segment)
+                run.release(segment)
             run.close()
         except BaseException as error:
             window.abandon_open(f"a window in layer order raised {type(error).__name__}")
@@ -97,12 +97,12 @@ class LayerOrder:
     def _finish(self, run: _Run, number: int, loss: torch.Tensor) -> None:
         """A forward has ended: its last segment goes back at once, so that logits are one's own."""
         if number == 0:
-            if self._extra is None:
-                self._extra = run.leaves_by_segment(loss)
-            run.open(_lowest(self._engine, run.called, extra=self._extra))
+            if self._seen is None:
+                self._seen = run.leaves_by_segment(loss)
+            run.open(find_uses(self._engine, run.called, seen=self._seen))
         run.finish(number, loss)
         if number == run.count - 1:
-            run.held.release(run.last)
+            run.release(run.last)
 
 
 def _say_what_differs(root: nn.Module) -> None:
@@ -135,6 +135,7 @@ class _Run:
         self._anchor = torch.empty(0, requires_grad=True)
         self._span: contextlib.ExitStack = contextlib.ExitStack()
         self.held = HeldAddends({}, deliver=engine.collector.deliver)
+        self._uses = SegmentUses(shared={}, units={})
 
     @property
     def last(self) -> int:
@@ -227,9 +228,10 @@ class _Run:
                     pending.append(source)
         return leaves
 
-    def open(self, lowest: dict[int, int]) -> None:
+    def open(self, uses: SegmentUses) -> None:
         """The window's backward begins."""
-        self.held = HeldAddends(lowest, deliver=self._engine.collector.deliver)
+        self._uses = uses
+        self.held = HeldAddends(uses.shared, deliver=self._engine.collector.deliver)
         self._engine.collector.held = self.held
         self._engine.hooks.end_pass()
         self._span.enter_context(self._engine.collector.window.spanning())
@@ -237,6 +239,11 @@ class _Run:
     def close(self) -> None:
         """The window's backward has ended."""
         self._span.close()
+
+    def release(self, segment: int) -> None:
+        """All micro-batches have gone back through a segment: what is complete may leave."""
+        self.held.release(segment)
+        self._engine.collector.complete(self._uses.units.get(segment, ()))
 
     def finish(self, number: int, loss: torch.Tensor) -> None:
         """Backward of the last segment of one micro-batch."""
@@ -259,37 +266,6 @@ class _Run:
 
     def _note_task(self, _grad: torch.Tensor) -> None:
         self.held.task = torch._C._current_graph_task_id()
-
-
-def _lowest(
-    engine: Engine, called: Sequence[nn.Module], *, extra: dict[int, set[int]]
-) -> dict[int, int]:
-    """For each parameter that several segments use, by index, the first of these segments.
-
-    Args:
-        engine: Whose parameters.
-        called: The blocks as the forward calls them.
-        extra: What the graph shows beside what modules own.
-    """
-    segments: dict[int, set[int]] = {}
-    for place, block in enumerate(called):
-        for module in block.modules():
-            segments.setdefault(id(module), set()).add(place + 1)
-    uses: dict[int, set[object]] = {}
-    for module in engine.module.modules():
-        where = segments.get(id(module), {("outside", id(module))})
-        for param in (*module._parameters.values(), *external_parameters(module)):
-            if param is not None:
-                uses.setdefault(id(param), set()).update(where)
-    found = {}
-    for record in engine.collector.records:
-        used = uses.get(id(record.param), set())
-        seen = extra.get(id(record.param), set())
-        numbers = {one for one in used if isinstance(one, int)}
-        if len(used) > 1 or len(seen | numbers) > 1:
-            inside = len(numbers) == len(used)
-            found[record.index] = min(numbers | seen) if inside else 0
-    return found
 
 
 @contextlib.contextmanager

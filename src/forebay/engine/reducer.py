@@ -21,7 +21,7 @@ from forebay.comm.collectives import Purpose
 from forebay.comm.passes import PassKind
 from forebay.errors import GradientError
 from forebay.optim.squares import BLOCK, tree_sum
-from forebay.plan.placement import Accumulation
+from forebay.plan.placement import Accumulation, AccumulationOrder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -74,6 +74,8 @@ class Reducer:
         self._collectives = queue.collectives
         self._on_order = on_order
         self._stage, self._exchange_form = options.stage, options.exchange
+        together = options.order is AccumulationOrder.LAYER
+        self._keeps_sums = together or not self.leaves_every_backward
         self.ranks = queue.collectives.group.size
         self._passes = queue.passes
         self._local_order = self._order = tuple(range(len(units)))
@@ -136,7 +138,7 @@ class Reducer:
     def _exchange(self, unit: Unit, *, last: bool, wide: bool) -> None:
         """Give a unit's gradients to the queue."""
         sums_locally = unit.accumulation is not Accumulation.SINGLE
-        wide = wide or (sums_locally and not self.leaves_every_backward)
+        wide = wide or (sums_locally and self._keeps_sums)
         flats = [
             self._pack(part, records, wide=wide)
             for part, records in zip(unit.parts, unit.records_of_part, strict=True)

@@ -187,6 +187,7 @@ class Placement:
         buffers: What state in files passes through.
         weight_buffers: What weights in files pass through; of these, count and piece alone.
         policy: When updates begin, and when new weights come into force.
+        order: In which order micro-batches pass the model; in layer order a window is one backward.
     """
 
     units: tuple[UnitPlacement, ...]
@@ -201,6 +202,12 @@ class Placement:
     buffers: FileBuffers = FileBuffers()
     weight_buffers: FileBuffers = FileBuffers(count=5)
     policy: Policy = EXACT
+    order: AccumulationOrder = AccumulationOrder.MICROBATCH
+
+    @property
+    def keeps_local_sums(self) -> bool:
+        """Whether a window's gradients are summed on each rank before ranks add up."""
+        return self.sharding.stage < 2 or self.order is AccumulationOrder.LAYER
 
     @property
     def gathers_weights(self) -> bool:

@@ -171,8 +171,7 @@ def _fold(unit: UnitPlacement, placement: Placement, turn: Turn) -> Op:
 def _reduce(unit: UnitPlacement, placement: Placement) -> Op:
     """Bytes: the whole exchange's, padding included; of it a rank sends (size - 1) / size."""
     sharding = placement.sharding
-    keeps_local_sums = sharding.stage < 2
-    wide = keeps_local_sums and placement.accumulation is not Accumulation.SINGLE
+    wide = placement.keeps_local_sums and placement.accumulation is not Accumulation.SINGLE
     gathers_sums = SUM_ITEM_BYTES if sharding.stage == 0 else 0
     return Op(
         kind=OpKind.REDUCE,
@@ -183,7 +182,7 @@ def _reduce(unit: UnitPlacement, placement: Placement) -> Op:
             for part in unit.layout.parts
         ),
         trigger=Trigger(TriggerKind.GRADIENT, unit.layout.index),
-        turn=Turn.LAST if keeps_local_sums else Turn.EVERY,
+        turn=Turn.LAST if placement.keeps_local_sums else Turn.EVERY,
     )
 
 
