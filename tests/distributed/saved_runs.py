@@ -31,7 +31,7 @@ from forebay.utils import (
 # Rows of a window, for any number of ranks up to four.
 _ROWS = 12
 _NVME = {"device": "nvme", "nvme_path": tempfile.gettempdir(), "buffer_count": 1}
-_OFFLOADS: dict[str, dict[str, Any]] = {
+OFFLOADS: dict[str, dict[str, Any]] = {
     "none": {},
     "cpu": {"offload_optimizer": {"device": "cpu"}},
     "nvme": {"offload_optimizer": _NVME},
@@ -49,7 +49,7 @@ class Run:
 
     Attributes:
         stage: `zero_optimization.stage`.
-        offload: What lies elsewhere: a name of `_OFFLOADS`.
+        offload: What lies elsewhere: a name of `OFFLOADS`.
         units: `zero_optimization.sub_group_size`.
         precision: "bf16", "fp16" or "" for fp32.
         beside: `checkpoint.writer.decoupled`.
@@ -109,7 +109,7 @@ def engine_of(run: Run, *, seed: int = 0) -> Any:
             "stage": run.stage,
             "sub_group_size": run.units,
             "mics_shard_size": run.sharers,
-            **_OFFLOADS[run.offload],
+            **OFFLOADS[run.offload],
         },
         "checkpoint": {"writer": {"decoupled": run.beside}},
     }

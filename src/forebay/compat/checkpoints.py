@@ -18,7 +18,6 @@ from forebay.engine.saving import CheckpointSaver
 from forebay.engine.schedule_state import check_schedule
 from forebay.engine.sixteen_bit import save_sixteen_bit
 from forebay.engine.snapshot import RunState
-from forebay.errors import UnsupportedError
 from forebay.units_of_measure import format_bytes
 
 if TYPE_CHECKING:
@@ -135,14 +134,6 @@ class Checkpoints:
         self._show()
         return True
 
-    def _refuse_ranks(self, what: str) -> None:
-        sharding = self._core.placement.sharding
-        if sharding.size > 1:
-            raise UnsupportedError(
-                f"{what} is not supported yet with {sharding.size} ranks",
-                hint="call module.state_dict() on every rank, and save the weights on rank 0",
-            )
-
     def wait_for_checkpoint(self) -> None:
         """Wait until a checkpoint that is written beside training is complete.
 
@@ -196,7 +187,8 @@ class Checkpoints:
             load_lr_scheduler_states: Whether the schedule goes on where it was.
             load_module_only: Load weights and nothing else, no counters either.
             custom_load_fn: Loads the weights instead: `custom_load_fn(src=..., dst=module)`, with
-                the checkpoint's state dict in host memory.
+                the checkpoint's state dict in host memory. Over ranks each calls it, with all of
+                the state dict, and it does the same on every rank.
 
         Returns:
             (the checkpoint's folder, the saved client_state); (None, None) where there is no tag
@@ -244,8 +236,6 @@ class Checkpoints:
             if custom_load_fn is not None:
                 load_by_hand(self._core, checkpoint, plan, by=custom_load_fn)
 
-        if custom_load_fn is not None:
-            self._refuse_ranks("custom_load_fn")
         request = LoadRequest(
             scope=Scope.EVERYTHING if everything else Scope.WEIGHTS,
             is_strict=load_module_strict,

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
+    from forebay.engine.engine import Engine
+
 __all__ = [
     "GatheredParameters",
     "Init",
@@ -131,6 +133,8 @@ class GatheredParameters(contextlib.AbstractContextManager[None]):
         self._params: list[nn.Parameter] = chosen if enabled else []
         self._modifier = modifier_rank
         self._stack = contextlib.ExitStack()
+        # The engine of one of them.
+        self._engine: Engine | None = None
         if fwd_module is not None and enabled:
             for param in self._params:
                 register_external_parameter(fwd_module, param)
@@ -139,6 +143,7 @@ class GatheredParameters(contextlib.AbstractContextManager[None]):
         with contextlib.ExitStack() as stack:
             found = [hook_of(param) for param in self._params]
             by_engine = {id(hook.engine): hook.engine for hook in found if hook is not None}
+            self._engine = next(iter(by_engine.values()), None)
             for engine in by_engine.values():
                 records = [h.record for h in found if h is not None and h.engine is engine]
                 engine.quiesce("a window on parameters")
@@ -152,8 +157,10 @@ class GatheredParameters(contextlib.AbstractContextManager[None]):
         if self._modifier is not None and exc_info[0] is None:
             for param in self._params:
                 hook = hook_of(param)
-                if hook is not None:
-                    take_from_rank(hook.engine, param, rank=self._modifier)
+                # nothing on a frozen parameter says whose it is; every rank has it whole
+                engine = self._engine if hook is None else hook.engine
+                if engine is not None:
+                    take_from_rank(engine, param, rank=self._modifier)
         self._stack.close()
 
 

@@ -91,6 +91,8 @@ class StreamingHooks:
         # Units that a recomputed function reads outside of any module, by the parameter read.
         self._pinned: dict[int, Unit] = {}
         self._handles: list[RemovableHandle] = []
+        # Modules that are being loaded from a state dict, and the weights meant.
+        self._loading: dict[nn.Module, list[tuple[str, ParamRecord, Unit]]] = {}
         self._watched: list[nn.Module] = []
         self._before_copy = before_copy
         self._restores: list[tuple[nn.Module, Any]] = []
@@ -236,15 +238,29 @@ class StreamingHooks:
         return record.param.data.detach().to("cpu", copy=True)
 
     def _before_load(self, module: nn.Module, *_args: Any) -> None:
-        """Weights are loaded where they live."""
-        for _, record, unit in self._streamed(module):
+        """Weights are loaded where they live, and where they are shown if somebody shows them.
+
+        Torch ends with a module after those inside it, which may need a unit that they share.
+        """
+        streamed = [
+            found
+            for found in self._streamed(module)
+            if not self._residency.pool.is_held(found[2].index)
+        ]
+        units = {unit.index: unit for _, _, unit in streamed}
+        for outer, loaded in list(self._loading.items()):
+            if any(unit.index in units for _, _, unit in loaded):
+                self._after_load(outer, None)
+        for _, record, _ in streamed:
             keep_written(record)
-            whole = self._whole(record, unit)
-            self._residency.drop_all([unit])
+        wholes = [self._whole(record, unit) for _, record, unit in streamed]
+        self._residency.drop_all(units.values())
+        for (_, record, _), whole in zip(streamed, wholes, strict=True):
             record.param.data = whole
+        self._loading[module] = streamed
 
     def _after_load(self, module: nn.Module, _incompatible: Any) -> None:
-        for _, record, _ in self._streamed(module):
+        for _, record, _ in self._loading.pop(module, ()):
             if record.param._version != record.version or record.master_is_loaded:
                 if record.part.is_sharded or record.part.weight_files is not None:
                     record.part.store(record.slot, record.param.data)

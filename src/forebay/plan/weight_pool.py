@@ -102,6 +102,10 @@ class WeightPool:
         """Keep a unit that is here until `release` was called as often."""
         self._held[unit] += 1
 
+    def is_held(self, unit: int) -> bool:
+        """Whether `hold` was called more often than `release`."""
+        return unit in self._held
+
     def release(self, unit: int) -> None:
         """Undo one `hold`."""
         self._held[unit] -= 1
