@@ -75,6 +75,9 @@ COMMANDS: dict[str, Run | ContinuousIntegration | Covered] = {
     "forebay bench step --size 7b --device-budget 12GB --variants streamed+1+0+offload --steps 5": (
         Covered("tests/unit/test_bench_streamed.py::test_weights_on_the_host_cross_twice_an_update")
     ),
+    "forebay bench step --size 7b --variants streamed+1,streamed+1+layer --accumulation 8": (
+        Covered("tests/unit/test_bench_streamed.py::test_weights_on_the_host_cross_twice_an_update")
+    ),
     "forebay bench step --size 19b --variants streamed+2+0.53+host --micro-batch 1 --steps 3": (
         Covered("tests/unit/test_bench_streamed.py::test_half_of_the_parameters_stay")
     ),

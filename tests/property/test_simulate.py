@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -21,6 +22,7 @@ from forebay.plan import (
 )
 from forebay.plan.fluid import Task, run
 from forebay.plan.memory import streamed_bytes
+from forebay.plan.placement import AccumulationOrder
 from forebay.plan.program import OpKind, Turn
 from forebay.plan.simulate import ComputeSeconds, simulate
 from forebay.plan.solve import Rates
@@ -53,6 +55,10 @@ def _cases(draw):
         accumulation=accumulation,
         backwards_per_update=1 if accumulation is Accumulation.SINGLE else draw(st.integers(1, 3)),
     )
+    if placement.accumulation is not Accumulation.HOST_SUM and draw(st.booleans()):
+        together = AccumulationOrder.LAYER
+        micro = placement.backwards_per_update
+        placement = replace(placement, order=together, backwards_per_update=1, micro_batches=micro)
     order = draw(st.permutations(range(count)))
     seconds = st.floats(0, 0.01)
     compute = ComputeSeconds(
@@ -84,7 +90,7 @@ def test_order_lanes_and_bytes(case):
     for row in (Row.COMPUTE, Row.UP, Row.DOWN, Row.HOST_UPDATE):
         spans = timeline.in_row(row)
         assert all(a.end <= b.begin + 1e-12 for a, b in itertools.pairwise(spans))
-    work = program.backwards * sum(compute.forward + compute.backward)
+    work = program.backwards * placement.micro_batches * sum(compute.forward + compute.backward)
     assert result.step_seconds >= work * (1 - 1e-6)
     for lane, rate in ((Lane.UP, rates.link_up), (Lane.DOWN, rates.link_down)):
         assert timeline.end >= program.traffic(lane) / rate * (1 - 1e-6)

@@ -33,6 +33,7 @@ def test_names_say_where_weights_state_and_activations_are():
     )
     assert Streamed.of("streamed+offload") == Streamed()
     assert Streamed.of("device+offload") is None
+    assert Streamed.of("streamed+1+layer+delayed+offload") == Streamed(pool_bytes=1_000_000_000)
     assert resident_share("streamed+1+0.25+offload") == 0.25
     with pytest.raises(ConfigError, match=r"streamed\+4"):
         Streamed.of("streamed+much")
@@ -43,6 +44,11 @@ def test_weights_on_the_host_cross_twice_an_update(native):
     found = _run("streamed+0+0+host")
     in_all = found["up_bytes"] / found["parameters"]
     assert 2.0 <= in_all <= 4.0
+    # four micro-batches: in layer order as one, and sums in fp32
+    usual, layer = (_run(f"streamed+0+0+host{end}", accumulation=4) for end in ("", "+layer"))
+    assert layer["losses"] == usual["losses"]
+    assert layer["up_bytes"] == found["up_bytes"] < usual["up_bytes"] / 2
+    assert layer["down_bytes"] == 2 * found["down_bytes"] == usual["down_bytes"] / 2
     assert found["down_bytes"] == pytest.approx(2 * found["parameters"], rel=0.01)
     assert found["weights_in_time"] == 1.0
     assert found["forecast_host_bytes"] == pytest.approx(14 * found["parameters"], rel=0.05)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -12,10 +13,17 @@ from torch.utils.checkpoint import checkpoint
 from compat_cases import batches, engine_of, loss_of, same, small, weights
 from forebay.accelerators.cpu import CpuAccelerator
 from forebay.engine.doors import Door
+from forebay.engine.layer_order import LayerOrder
 from forebay.engine.turns import Turns
 from forebay.errors import ConfigError, GradientError, UnsupportedError
 from forebay.model.stack import find_stack
+from forebay.plan import Lane, UpdatePlace
+from forebay.plan.placement import AccumulationOrder
+from unit.engine_cases import loss_of as mean_square
+from unit.engine_cases import offloaded
+from unit.streaming_cases import AWAY, BLOCK, deep, inputs
 
+BY_LAYER = AccumulationOrder.LAYER
 LAYER = {"gradient_accumulation_steps": 3, "forebay": {"accumulation_order": "layer"}}
 USUAL = {"gradient_accumulation_steps": 3}
 
@@ -235,3 +243,29 @@ def test_a_door_keeps_no_data():
     assert root is not None
     root.backward()
     assert torch.equal(x.grad, torch.full((3,), 6.0))
+
+
+@pytest.mark.parametrize("blocks_in_pool", [2, 4])
+@pytest.mark.parametrize("place", [UpdatePlace.HOST, UpdatePlace.STREAMED])
+def test_bytes_are_those_of_the_program(blocks_in_pool, place):
+    """Loads of one backward, whatever the micro-batches; sums leave once, from the first window."""
+    options = replace(AWAY, pool_bytes=blocks_in_pool * BLOCK, update=place, order=BY_LAYER)
+    planned = set()
+    for micro in (2, 5):
+        model = deep()
+        with offloaded(model, replace(options, backwards=micro)) as optimizer:
+            engine = optimizer.engine
+            layers, seen = LayerOrder(engine), []
+            for _ in range(3):
+                before = dict(engine.traffic)
+                rows = [x.requires_grad_() for x in inputs(micro)]
+                layers.backward([partial(mean_square, model, x) for x in rows])
+                optimizer.step()
+                optimizer.zero_grad()
+                engine.synchronize()
+                seen.append({lane: engine.traffic[lane] - before[lane] for lane in before})
+            up, down = (engine.program.traffic(lane) for lane in (Lane.UP, Lane.DOWN))
+            assert [one[Lane.UP] for one in seen[1:]] == [up] * 2
+            assert [one[Lane.DOWN] for one in seen] == [down] * 3
+            planned.add((up, down))
+    assert len(planned) == 1

@@ -11,6 +11,7 @@
   parameters, state and weights, on the device for good. `+host` after these updates the others
   on the host alone.
 * `mix+R+S`: the first share R of the parameters resident, the next share S streamed.
+* `+layer` after any of these: all micro-batches of an update pass a block before the next one.
 * `+speculative`, `+delayed` or `+zenflow` after any of these (`r0+speculative`): that policy of
   updates instead of the exact one.
 * Any of these with `+offload` at the end keeps the boundary activations of checkpointed layers on
@@ -22,19 +23,21 @@
 from __future__ import annotations
 
 import importlib
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from forebay.bench.peers import DECAY, RATE, peer
-from forebay.bench.policies import policy_of, without_policy
 from forebay.bench.spec import SHAPES
-from forebay.bench.streamed import OFFLOAD, SPLIT_STATE_BYTES, RandomWeights, Streamed
+from forebay.bench.streamed import SPLIT_STATE_BYTES, RandomWeights, Streamed
+from forebay.bench.variant import Variant
 from forebay.engine import EngineOptions, offload_with
+from forebay.engine.layer_order import LayerOrder
 from forebay.engine.options import ActivationPlace, Timing
 from forebay.errors import ConfigError
 from forebay.model.origin import mark_origin
-from forebay.plan.placement import UpdatePlace, WeightPlace
+from forebay.plan.placement import AccumulationOrder, UpdatePlace, WeightPlace
 from forebay.plan.solve import DeviceRoom, choose_places
 
 if TYPE_CHECKING:
@@ -54,12 +57,12 @@ STATE_BYTES = 12
 
 
 class Contestant(Protocol):
-    """Trains: `backward` for each micro-batch, then `step`."""
+    """Trains: `backward`, then `step`."""
 
     engine: Engine | None
 
-    def backward(self, batch: torch.Tensor) -> torch.Tensor:
-        """Forward and backward of one micro-batch; returns its loss."""
+    def backward(self, batches: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Forward and backward of an update's micro-batches; returns the last one's loss."""
         ...
 
     def step(self) -> None:
@@ -124,10 +127,17 @@ class _Passes:
         self.model = model
         self._accumulation = spec.accumulation
 
-    def backward(self, batch: torch.Tensor) -> torch.Tensor:
+    def share(self, batch: torch.Tensor) -> torch.Tensor:
+        """A micro-batch's share of the loss."""
         loss: torch.Tensor = self.model(input_ids=batch, labels=batch).loss
-        (loss / self._accumulation).backward()
-        return loss.detach()
+        return loss / self._accumulation
+
+    def backward(self, batches: Sequence[torch.Tensor]) -> torch.Tensor:
+        share = torch.zeros(())
+        for batch in batches:
+            share = self.share(batch)
+            share.backward()
+        return share.detach() * self._accumulation
 
     def step(self) -> None:
         self.model.zero_grad(set_to_none=True)
@@ -160,9 +170,8 @@ class _Forebay(_Passes):
         super().__init__(spec, model)
         trained = [param for param in model.parameters() if param.requires_grad]
         source = torch.optim.AdamW(trained, lr=RATE, weight_decay=DECAY)
-        streamed = Streamed.of(without_policy(spec.variant))
-        offloads = spec.variant.endswith(OFFLOAD)
-        variant = without_policy(spec.variant.removesuffix(OFFLOAD))
+        named = Variant.parse(spec.variant)
+        variant, streamed = named.base, Streamed.of(named.base)
         options = EngineOptions(
             device=spec.device,
             clip_norm=spec.clip,
@@ -170,17 +179,26 @@ class _Forebay(_Passes):
             places=_places(variant, rates=rates, backwards=spec.accumulation),
             weights=WeightPlace.DEVICE if streamed is None else WeightPlace.HOST,
             pool_bytes=None if streamed is None else streamed.pool_bytes,
-            activations=ActivationPlace.HOST if offloads else ActivationPlace.DEVICE,
+            activations=ActivationPlace.HOST if named.offloads else ActivationPlace.DEVICE,
             timing=Timing.SYNCHRONOUS if variant == "synchronous" else Timing.DEFERRED,
             backwards=spec.accumulation,
             threads=spec.threads,
             host_budget=spec.host_budget,
             device_budget=spec.device_budget,
             rates=rates,
-            policy=policy_of(spec.variant.removesuffix(OFFLOAD)),
+            policy=named.policy,
+            order=named.order,
         )
         _, self._optimizer = offload_with(model, source, options=options)
         self.engine = self._optimizer.engine
+        layers = named.order is AccumulationOrder.LAYER
+        self._layers = LayerOrder(self.engine) if layers else None
+
+    def backward(self, batches: Sequence[torch.Tensor]) -> torch.Tensor:
+        if self._layers is None:
+            return super().backward(batches)
+        shares = self._layers.backward([partial(self.share, batch) for batch in batches])
+        return shares[-1] * self._accumulation
 
     def step(self) -> None:
         self._optimizer.step()
@@ -219,8 +237,8 @@ def _places(
         raise ConfigError(
             f"variant {variant!r} is not known",
             hint="floor, none, planned, host, device, synchronous, r0 ... r100, streamed, mix+R+S, "
-            "deepspeed2, deepspeed3, deepspeed3super, deepspeed2zenflow or fsdp2; +speculative, "
-            "+delayed or +zenflow after forebay's",
+            "deepspeed2, deepspeed3, deepspeed3super, deepspeed2zenflow or fsdp2; +layer, "
+            "+speculative, +delayed or +zenflow after forebay's",
         )
     resident, streamed = (float(number) for number in numbers)
 
@@ -241,7 +259,7 @@ def _places(
 
 def resident_share(variant: str) -> float | None:
     """The share of the state that a variant keeps on the device; None where it states none."""
-    variant = without_policy(variant.removesuffix(OFFLOAD))
+    variant = Variant.parse(variant).base
     streamed = Streamed.of(variant)
     if streamed is not None:
         return streamed.resident

@@ -39,7 +39,12 @@ def forecast_of(
         frozen_bytes: Bytes of weights on the device that are not trained.
     """
     shape = SHAPES[spec.size].planned(spec.size)
-    work = Workload(micro_batch=micro_batch, accumulation=spec.accumulation, sequence=spec.sequence)
+    work = Workload(
+        micro_batch=micro_batch,
+        accumulation=spec.accumulation,
+        sequence=spec.sequence,
+        order=placement.order,
+    )
     placed = {"device": 0, "host": 0}
     for (tier, _), nbytes in forecast(placement).items():
         placed[tier] = placed.get(tier, 0) + nbytes

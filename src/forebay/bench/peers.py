@@ -20,6 +20,8 @@ from forebay.bench.spec import SHAPES
 from forebay.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import nn
 
     from forebay.bench.spec import StepSpec
@@ -65,10 +67,12 @@ class _DeepSpeed:
             model=model, config=_deepspeed_config(spec, stage), model_parameters=model.parameters()
         )
 
-    def backward(self, batch: torch.Tensor) -> torch.Tensor:
-        loss: torch.Tensor = self._engine(input_ids=batch, labels=batch).loss
-        self._engine.backward(loss)
-        self._engine.step()
+    def backward(self, batches: Sequence[torch.Tensor]) -> torch.Tensor:
+        loss = torch.zeros(())
+        for batch in batches:
+            loss = self._engine(input_ids=batch, labels=batch).loss
+            self._engine.backward(loss)
+            self._engine.step()
         return loss.detach()
 
     def step(self) -> None:
@@ -202,9 +206,11 @@ class _FullyShard:
         self._params = list(model.parameters())
         self._optimizer = torch.optim.AdamW(self._params, lr=RATE, weight_decay=DECAY, fused=True)
 
-    def backward(self, batch: torch.Tensor) -> torch.Tensor:
-        loss: torch.Tensor = self._model(input_ids=batch, labels=batch).loss
-        (loss / self._accumulation).backward()
+    def backward(self, batches: Sequence[torch.Tensor]) -> torch.Tensor:
+        loss = torch.zeros(())
+        for batch in batches:
+            loss = self._model(input_ids=batch, labels=batch).loss
+            (loss / self._accumulation).backward()
         return loss.detach()
 
     def step(self) -> None:

@@ -7,15 +7,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from forebay.bench.variant import Variant
 from forebay.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["OFFLOAD", "SPLIT_STATE_BYTES", "RandomWeights", "Streamed"]
-
-# Ends the name of a variant whose boundary activations wait on the host.
-OFFLOAD = "+offload"
+__all__ = ["SPLIT_STATE_BYTES", "RandomWeights", "Streamed"]
 
 # Two moments and the low half of the master.
 SPLIT_STATE_BYTES = 10
@@ -39,12 +37,12 @@ class Streamed:
 
     @classmethod
     def of(cls, variant: str) -> Streamed | None:
-        """What a variant's name says; None for other variants.
+        """What a variant's name says, its endings aside; None for other variants.
 
         Raises:
             ConfigError: Its numbers are none.
         """
-        name, *rest = variant.removesuffix(OFFLOAD).split("+")
+        name, *rest = Variant.parse(variant).base.split("+")
         if name != "streamed":
             return None
         on_host = rest[-1:] == ["host"]
@@ -55,7 +53,7 @@ class Streamed:
             raise ConfigError(
                 f"variant {variant!r} is not known",
                 hint="streamed, streamed+4 (GB of weights on the device), streamed+4+0.5 (and half "
-                "of the parameters resident), each with +host and +offload",
+                "of the parameters resident), each with +host, +layer and +offload",
             ) from error
         return cls(pool_bytes=int(pool * 1e9), resident=resident, updates_on_host=on_host)
 

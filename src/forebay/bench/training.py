@@ -60,9 +60,8 @@ class Training:
         the device, as a training loop that logs every tenth loss would.
         """
         begin = time.perf_counter()
-        loss = torch.zeros(())
-        for micro in range(self.spec.accumulation):
-            loss = self.runner.backward(batches[(number + micro) % len(batches)])
+        window = range(number, number + self.spec.accumulation)
+        loss = self.runner.backward([batches[index % len(batches)] for index in window])
         self.runner.step()
         if self.runner.engine is None:
             # The others may never wait by themselves: their host would run ahead of the device.

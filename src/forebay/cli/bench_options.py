@@ -39,9 +39,9 @@ _WHO = (
     "Contestants in turn, separated by commas: floor, none, planned, host, device, synchronous, "
     "r0 ... r100 (percent of the state that stays on the device), streamed (weights on the host; "
     "+P: P GB of the device for them; +P+R: the first share R resident; +host: the others' state "
-    "never visits), mix+R+S, each with +speculative, +delayed or +zenflow (how updates run) and "
-    "+offload (activations on the host too), deepspeed2, deepspeed3, deepspeed3super, "
-    "deepspeed2zenflow, fsdp2."
+    "never visits), mix+R+S, each with +layer (micro-batches block by block), +speculative, "
+    "+delayed or +zenflow (how updates run) and +offload (activations on the host too), "
+    "deepspeed2, deepspeed3, deepspeed3super, deepspeed2zenflow, fsdp2."
 )
 Variants = Annotated[
     str,

@@ -127,6 +127,7 @@ def place(model: InspectedModel, *, options: EngineOptions, device: torch.device
         policy=policy_for(options),
         loads=options.loads,
         order=options.order,
+        micro_batches=options.micro_batches,
     )
     if options.nvme is None:
         if any(unit.update is UpdatePlace.NVME for unit in units):

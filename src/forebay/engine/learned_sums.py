@@ -36,7 +36,10 @@ class LearnedSums:
         for unit in engine.units:
             unit.accumulation = accumulation
         engine.placement = replace(
-            engine.placement, accumulation=accumulation, backwards_per_update=count
+            engine.placement,
+            accumulation=accumulation,
+            backwards_per_update=count,
+            micro_batches=options.micro_batches,
         )
         engine.collector.window.expected = count
         engine.collector.program = build_program(engine.placement, order=engine._order)

@@ -153,6 +153,11 @@ class EngineOptions:
         return 1 if self.order is AccumulationOrder.LAYER else self.backwards or 1
 
     @property
+    def micro_batches(self) -> int:
+        """Micro-batches of one backward."""
+        return self.backwards or 1 if self.order is AccumulationOrder.LAYER else 1
+
+    @property
     def streams_frozen(self) -> bool:
         """Whether frozen weights live on the host too; over ranks they stay on the device."""
         return self.weights is not WeightPlace.DEVICE and self.sharding.size == 1

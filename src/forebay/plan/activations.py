@@ -12,6 +12,7 @@ items of b bytes, a block keeps for its backward
                (Korthikanti et al. 2022, "Reducing activation recomputation", equation 2)
     mlp        gated: gate, its activation, up and their product: 4b f; plain: 2b f
 With recomputation each block keeps its input, b h, and the one at work all of the above.
+In layer order all micro-batches of an update keep theirs; the block at work is one micro-batch's.
 The loss keeps three fp32 values for each logit (its fp32 copy or log-softmax, and the gradients of
 both): 12 bytes; measured on an H200, 34.9 GB for 16,384 tokens and 128,256 words, where this
 formula gives 34.7.
@@ -76,9 +77,10 @@ def activations(shape: ModelShape, workload: Workload) -> Activations:
     widest = max(2 * shape.ffn, 3 * shape.hidden) // workload.tensor_parallel
     passing = workload.tokens * b * widest
     loss = workload.tokens * shape.vocab * _LOSS_BYTES_PER_LOGIT // workload.tensor_parallel
+    layers = shape.layers * workload.micro_batches_at_once
     if workload.recompute is Recompute.NONE:
-        return Activations(kept=block * shape.layers, block=passing, loss=loss)
-    return Activations(kept=inputs * shape.layers, block=block + passing, loss=loss)
+        return Activations(kept=block * layers, block=passing, loss=loss)
+    return Activations(kept=inputs * layers, block=block + passing, loss=loss)
 
 
 def peak_bytes(found: Activations, *, gradients: int, held: int = 0) -> tuple[int, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from forebay.plan.choose import choose
+from forebay.plan.choose import Way, choose
 from forebay.plan.setup import Cluster, Home
 from forebay.plan.workload import Recompute
 
@@ -64,19 +64,13 @@ def margins(choice: Choice) -> list[Change]:
     if best is None:
         return []
     # What fits already and was not chosen stays as it is.
-    open_ones = [
-        (one.setup.stage, one.setup.optimizer, one.setup.weights)
-        for one in choice.all
-        if one is best or not one.step
-    ]
+    open_ones = [Way.of(one.setup) for one in choice.all if one is best or not one.step]
     return [
         _change(what, changed, best.seconds, among=open_ones) for what, changed in _more(question)
     ]
 
 
-def _change(
-    what: str, question: Question, seconds: float, *, among: Sequence[tuple[int, Home, Home]]
-) -> Change:
+def _change(what: str, question: Question, seconds: float, *, among: Sequence[Way]) -> Change:
     again = choose(question, among=among).best
     if again is None:
         return Change(what=what, seconds=None, saves=0.0)

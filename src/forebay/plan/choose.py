@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from forebay.errors import ConfigError
+from forebay.plan.placement import AccumulationOrder
 from forebay.plan.setup import FOREBAY, Cluster, Habits, Home, Setup
 from forebay.plan.step import StepForecast, step_forecast
 from forebay.plan.tiers import Capacity, TierBytes, capacity, tier_bytes
@@ -23,7 +24,17 @@ if TYPE_CHECKING:
     from forebay.model.shape import ModelShape
     from forebay.plan.workload import Workload
 
-__all__ = ["Candidate", "Choice", "Question", "Verdict", "candidates", "choose", "evaluate", "fits"]
+__all__ = [
+    "Candidate",
+    "Choice",
+    "Question",
+    "Verdict",
+    "Way",
+    "candidates",
+    "choose",
+    "evaluate",
+    "fits",
+]
 
 # A setup that is later in the order must save this share of a step.
 _CLEARLY = 0.05
@@ -115,21 +126,47 @@ class Choice:
         return min(self.all, key=lambda one: sum(one.short.values()))
 
 
-def candidates(cluster: Cluster, *, drives: bool) -> Iterator[tuple[int, Home, Home]]:
-    """(stage, optimizer, weights) in the order of choice."""
+class Way(NamedTuple):
+    """What a setup is beside its work and its machine.
+
+    Attributes:
+        stage: ZeRO's.
+        optimizer: Where masters and moments live.
+        weights: Where working weights live.
+        order: In which order micro-batches pass the model.
+    """
+
+    stage: int
+    optimizer: Home
+    weights: Home
+    order: AccumulationOrder = AccumulationOrder.MICROBATCH
+
+    @classmethod
+    def of(cls, setup: Setup) -> Way:
+        """Of a setup."""
+        return cls(setup.stage, setup.optimizer, setup.weights, setup.workload.order)
+
+
+def candidates(cluster: Cluster, *, drives: bool) -> Iterator[Way]:
+    """What is tried, in the order of choice."""
     several = cluster.devices > 1
-    yield 0, Home.DEVICE, Home.DEVICE
+    layer = AccumulationOrder.LAYER
+    yield Way(0, Home.DEVICE, Home.DEVICE)
     if several:
         for stage in (1, 2, 3):
-            yield stage, Home.DEVICE, Home.DEVICE
-    yield 2, Home.HOST, Home.DEVICE
+            yield Way(stage, Home.DEVICE, Home.DEVICE)
+    yield Way(2, Home.HOST, Home.DEVICE)
     if several:
-        yield 3, Home.HOST, Home.DEVICE
-    yield 3, Home.HOST, Home.HOST
+        yield Way(3, Home.HOST, Home.DEVICE)
+    yield Way(3, Home.HOST, Home.HOST)
+    if not several:
+        yield Way(3, Home.HOST, Home.HOST, layer)
     if drives:
-        yield 3, Home.NVME, Home.DEVICE
-        yield 3, Home.NVME, Home.HOST
-        yield 3, Home.NVME, Home.NVME
+        yield Way(3, Home.NVME, Home.DEVICE)
+        yield Way(3, Home.NVME, Home.HOST)
+        if not several:
+            yield Way(3, Home.NVME, Home.HOST, layer)
+        yield Way(3, Home.NVME, Home.NVME)
 
 
 def fits(tiers: TierBytes, limits: Capacity, *, shared: Home = Home.DEVICE) -> dict[str, int]:
@@ -188,23 +225,32 @@ def _divisions(question: Question, work: Workload) -> Iterator[Workload]:
         yield work
         return
     share = work.micro_batch * work.accumulation
-    for size in range(min(share, question.free_micro_batch), 0, -1):
+    least = 2 if work.order is AccumulationOrder.LAYER else 1
+    for size in range(min(share // least, question.free_micro_batch), 0, -1):
         if share % size == 0:
             yield replace(work, micro_batch=size, accumulation=share // size)
+
+
+def _has_order(question: Question) -> bool:
+    """Whether an update may have several micro-batches, which pass in one order or another."""
+    work = question.workload
+    if question.free_micro_batch is None:
+        return work.accumulation > 1
+    return work.micro_batch * work.accumulation > 1
 
 
 def choose(
     question: Question,
     *,
     habits: Habits = FOREBAY,
-    among: Sequence[tuple[int, Home, Home]] | None = None,
+    among: Sequence[Way] | None = None,
 ) -> Choice:
     """Try every setup and recommend one.
 
     Args:
         question: What is to be planned.
         habits: Whose system.
-        among: (stage, optimizer, weights) to try, in the order of choice; None for all.
+        among: What to try, in the order of choice; None for all.
 
     Raises:
         ConfigError: The profile has no capacities, or no rate for the precision.
@@ -213,16 +259,16 @@ def choose(
         evaluate(
             question,
             Setup(
-                stage=stage,
-                optimizer=optimizer,
-                weights=weights,
-                workload=question.workload,
+                stage=way.stage,
+                optimizer=way.optimizer,
+                weights=way.weights,
+                workload=replace(question.workload, order=way.order),
                 cluster=question.cluster,
                 habits=habits,
             ),
         )
-        for stage, optimizer, weights in among
-        or candidates(question.cluster, drives=question.profile.drives is not None)
+        for way in among or candidates(question.cluster, drives=question.profile.drives is not None)
+        if way.order is AccumulationOrder.MICROBATCH or _has_order(question)
     ]
     fastest = min((one.seconds for one in tried), default=float("inf"))
     best = next((one for one in tried if one.step and _as_fast(one, fastest)), None)
@@ -273,5 +319,8 @@ def _why(one: Candidate) -> str:
     if setup.weights is Home.DEVICE:
         return "optimizer state does not fit on the devices, weights and activations do"
     if setup.optimizer is Home.HOST:
-        return "not even the weights fit on the devices beside activations"
+        words = "not even the weights fit on the devices beside activations"
+        if setup.workload.order is AccumulationOrder.LAYER:
+            words += "; in layer order they move once an update"
+        return words
     return "host memory is too small for the state; drives hold it"

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from forebay.plan.choose import Candidate, candidates, choose, evaluate
+from forebay.plan.choose import Candidate, Way, candidates, choose, evaluate
 from forebay.plan.setup import Setup
 from forebay.units_of_measure import format_bytes, format_seconds
 
@@ -48,7 +48,7 @@ class Comparison:
     def as_text(self) -> str:
         """The table."""
         head = (
-            f"{'setup':<44}{'device':>11}{'host':>11}{'drives':>11}{'step':>12}{'tok/s':>12}  bound"
+            f"{'setup':<56}{'device':>11}{'host':>11}{'drives':>11}{'step':>12}{'tok/s':>12}  bound"
         )
         lines = [head]
         for one in self.choice.all:
@@ -58,16 +58,16 @@ class Comparison:
                 short = " and ".join(
                     f"{format_bytes(lack)} of {tier} memory" for tier, lack in one.short.items()
                 )
-                lines.append(f"{one.setup.label:<44}{cells}{'-':>12}{'-':>12}  lacks {short}")
+                lines.append(f"{one.setup.label:<56}{cells}{'-':>12}{'-':>12}  lacks {short}")
                 continue
             pace = _pace(one, self.choice.question.cluster)
             lines.append(
-                f"{one.setup.label:<44}{cells}{format_seconds(one.seconds):>12}{pace:>12,.0f}"
+                f"{one.setup.label:<56}{cells}{format_seconds(one.seconds):>12}{pace:>12,.0f}"
                 f"  {one.step.bound}"
             )
         lines += ["", "tokens per second on more devices, same batch on each:"]
         devices = [point.devices for point in next(iter(self.curves.values()))]
-        lines.append(f"{'setup':<44}" + "".join(f"{count:>12,}" for count in devices))
+        lines.append(f"{'setup':<56}" + "".join(f"{count:>12,}" for count in devices))
         for label, points in self.curves.items():
             cells = "".join(
                 f"{'-':>12}"
@@ -75,7 +75,7 @@ class Comparison:
                 else f"{point.tokens_per_second:>12,.0f}"
                 for point in points
             )
-            lines.append(f"{label:<44}{cells}")
+            lines.append(f"{label:<56}{cells}")
         return "\n".join(lines) + "\n"
 
     def as_json(self) -> str:
@@ -116,15 +116,14 @@ def comparison(question: Question) -> Comparison:
 
 def _point(question: Question, one: Candidate, cluster: Cluster) -> ScalingPoint:
     wider = replace(question, cluster=cluster)
-    known = {(stage, o, w) for stage, o, w in candidates(cluster, drives=True)}
-    stage = one.setup.stage
-    if (stage, one.setup.optimizer, one.setup.weights) not in known:
+    way = Way.of(one.setup)
+    if way not in candidates(cluster, drives=True):
         return ScalingPoint(devices=cluster.devices, tokens_per_second=None)
     setup = Setup(
-        stage=stage,
-        optimizer=one.setup.optimizer,
-        weights=one.setup.weights,
-        workload=question.workload,
+        stage=way.stage,
+        optimizer=way.optimizer,
+        weights=way.weights,
+        workload=replace(question.workload, order=way.order),
         cluster=cluster,
     )
     found = one if cluster == question.cluster else evaluate(wider, setup)

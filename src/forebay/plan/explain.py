@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from forebay.plan.advice import margins, nearest_changes, offload_worth
 from forebay.plan.choose import Verdict
 from forebay.plan.compute import model_flops
-from forebay.plan.placement import UpdatePlace
+from forebay.plan.placement import AccumulationOrder, UpdatePlace
 from forebay.plan.ready import not_built, ready_config
 from forebay.plan.setup import Home
 from forebay.plan.workload import Precision, Recompute
@@ -167,7 +167,7 @@ def _alternatives(all_of_them: Sequence[Candidate]) -> Iterator[str]:
     for one in all_of_them:
         mark = "->" if one.verdict is Verdict.RECOMMENDED else "  "
         time = format_seconds(one.seconds) if one.step else "-"
-        yield f"{mark} {one.setup.label:<44} {time:>11}  {one.verdict.value}: {one.reason}"
+        yield f"{mark} {one.setup.label:<56} {time:>11}  {one.verdict.value}: {one.reason}"
 
 
 def _margins(choice: Choice) -> Iterator[str]:
@@ -201,6 +201,8 @@ def warnings_of(choice: Choice) -> Iterator[str]:
     lacks = not_built(best.setup) if best else ""
     if lacks:
         yield f"this version does not run {lacks} yet; the figures are a forecast only"
+    if best and best.setup.workload.order is AccumulationOrder.LAYER:
+        yield "in layer order an update's micro-batches come together: engine.train_batch"
     if work.recompute is Recompute.BLOCKS:
         yield "call the model's gradient_checkpointing_enable(): the plan counts on recomputation"
     if work.precision is Precision.FP16:
@@ -287,6 +289,7 @@ def _candidate(one: Candidate) -> dict[str, Any]:
         "weights": one.setup.weights.value,
         "micro_batch": one.setup.workload.micro_batch,
         "accumulation": one.setup.workload.accumulation,
+        "accumulation_order": one.setup.workload.order.value,
         "bytes": {tier: dict(getattr(one.tiers, tier)) for tier in ("device", "host", "nvme")},
         "seconds": step.seconds if step else None,
         "compute_seconds": step.compute_seconds if step else None,

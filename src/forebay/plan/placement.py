@@ -188,6 +188,7 @@ class Placement:
         weight_buffers: What weights in files pass through; of these, count and piece alone.
         policy: When updates begin, and when new weights come into force.
         order: In which order micro-batches pass the model; in layer order a window is one backward.
+        micro_batches: Of one backward: all of the window's in layer order, else 1.
     """
 
     units: tuple[UnitPlacement, ...]
@@ -203,6 +204,7 @@ class Placement:
     weight_buffers: FileBuffers = FileBuffers(count=5)
     policy: Policy = EXACT
     order: AccumulationOrder = AccumulationOrder.MICROBATCH
+    micro_batches: int = 1
 
     @property
     def keeps_local_sums(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from forebay.errors import ConfigError
-from forebay.plan.placement import UpdatePlace
+from forebay.plan.placement import AccumulationOrder, UpdatePlace
 from forebay.plan.setup import Home
 from forebay.plan.workload import Precision
 
@@ -87,7 +87,10 @@ def ready_config(
         config["bf16"] = {"enabled": True}
     elif work.precision is Precision.FP16:
         config["fp16"] = {"enabled": True}
+    own: dict[str, Any] = {}
     if places:
         visits = [i for i, place in enumerate(places) if place is UpdatePlace.STREAMED]
-        config["forebay"] = {"streamed_units": visits}
-    return config
+        own["streamed_units"] = visits
+    if work.order is AccumulationOrder.LAYER:
+        own["accumulation_order"] = work.order.value
+    return config | ({"forebay": own} if own else {})

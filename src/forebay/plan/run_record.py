@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from forebay.errors import ConfigError
 from forebay.model.shape import Experts, Mlp, ModelShape, Norm
-from forebay.plan.placement import UpdatePlace
+from forebay.plan.placement import AccumulationOrder, UpdatePlace
 from forebay.plan.setup import Cluster, Home, Setup
 from forebay.plan.step import step_forecast
 from forebay.plan.tiers import tier_bytes
@@ -155,6 +155,7 @@ def _record(data: dict[str, Any]) -> RunRecord:
     work["precision"] = Precision(work["precision"])
     work["recompute"] = Recompute(work["recompute"])
     work["attention"] = Attention(work["attention"])
+    work["order"] = AccumulationOrder(work.get("order", AccumulationOrder.MICROBATCH))
     return RunRecord(
         machine=Machine(**data["machine"]),
         shape=ModelShape(**shape),

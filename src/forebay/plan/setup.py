@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from forebay.plan.placement import AccumulationOrder
 from forebay.plan.zero_memory import Cluster
 
 if TYPE_CHECKING:
@@ -105,4 +106,6 @@ class Setup:
             words += f", optimizer on {self.optimizer.value}"
         if self.weights is not Home.DEVICE:
             words += f", weights on {self.weights.value}"
+        if self.workload.order is AccumulationOrder.LAYER:
+            words += ", layer order"
         return words

@@ -47,6 +47,13 @@ class ComputeSeconds:
     forward: tuple[float, ...]
     backward: tuple[float, ...]
 
+    def times(self, count: int) -> ComputeSeconds:
+        """Of so many micro-batches, one after the other."""
+        return ComputeSeconds(
+            forward=tuple(count * one for one in self.forward),
+            backward=tuple(count * one for one in self.backward),
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduledOp:
@@ -115,7 +122,7 @@ class _Interpreter:
         self._units = {unit.layout.index: unit for unit in placement.units}
         self._sharding = placement.sharding
         self._rates = rates
-        self._compute = compute
+        self._compute = compute.times(placement.micro_batches)
         self._order = tuple(order)
         # How many uses ahead the pool of streamed weights reaches.
         streamed = [streamed_bytes(u.layout) for u in placement.units if u.weights.is_off_device]

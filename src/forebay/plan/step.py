@@ -227,7 +227,7 @@ class _Engine:
         )
         return search_places(
             start,
-            score=lambda places: self._run(min(backwards, _BACKWARDS), places).step_seconds,
+            score=lambda places: self._run(self._simulated(backwards), places).step_seconds,
             fits=fits,
             trials=max(_LEAST_TRIALS, _TRIED_UNITS // len(sizes)),
         )
@@ -236,9 +236,10 @@ class _Engine:
         """The step with these places; all where the optimizer's state lives when there are none."""
         wanted = self._setup.workload.accumulation
         passes = sum(self._compute.forward) + sum(self._compute.backward)
-        found = self._run(min(wanted, _BACKWARDS), places)
+        simulated = self._simulated(wanted)
+        found = self._run(simulated, places)
         seconds = found.step_seconds
-        if wanted > _BACKWARDS:
+        if wanted > simulated:
             one_more = seconds - self._run(_BACKWARDS - 1, places).step_seconds
             seconds += (wanted - _BACKWARDS) * max(one_more, passes)
         busy = _busy(found.timeline)
@@ -250,6 +251,10 @@ class _Engine:
             timeline=found.timeline,
             places=places,
         )
+
+    def _simulated(self, wanted: int) -> int:
+        """Micro-batches that are simulated; those that make one backward are, all of them."""
+        return wanted if self._setup.workload.backwards == 1 else min(wanted, _BACKWARDS)
 
     def _run(self, backwards: int, places: tuple[UpdatePlace, ...]) -> Simulation:
         work = replace(self._setup.workload, accumulation=backwards)

@@ -17,6 +17,7 @@ from forebay.plan.activations import activations, peak_bytes
 from forebay.plan.memory import backlog_bytes, forecast, streamed_bytes
 from forebay.plan.placement import (
     Accumulation,
+    AccumulationOrder,
     Placement,
     Sharding,
     UnitPlacement,
@@ -114,8 +115,10 @@ def accumulation_of(setup: Setup) -> Accumulation:
     """How addends of a window are summed."""
     if setup.workload.accumulation == 1:
         return Accumulation.SINGLE
-    # Over ranks a sum is made where the slices of the others arrive.
-    return Accumulation.DEVICE_SUM if setup.ranks > 1 else Accumulation.HOST_SUM
+    # Over ranks a sum is made where the slices of the others arrive; in layer order a unit's is
+    # complete before the next unit's begins.
+    together = setup.workload.order is AccumulationOrder.LAYER
+    return Accumulation.DEVICE_SUM if setup.ranks > 1 or together else Accumulation.HOST_SUM
 
 
 def in_engine(setup: Setup) -> bool:
@@ -158,7 +161,9 @@ def placement_of(
             for i, (unit, place) in enumerate(zip(spec.units, chosen, strict=True))
         ),
         accumulation=accumulation_of(setup),
-        backwards_per_update=setup.workload.accumulation,
+        backwards_per_update=setup.workload.backwards,
+        order=setup.workload.order,
+        micro_batches=setup.workload.micro_batches_at_once,
         sharding=Sharding(rank=0, size=setup.ranks, stage=setup.stage),
     )
     if setup.weights is Home.DEVICE:

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from forebay.errors import ConfigError
+from forebay.plan.placement import AccumulationOrder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -109,6 +110,7 @@ class Workload:
         recompute: What backward computes again.
         attention: How attention is computed.
         tensor_parallel: Devices that share each layer (for published figures; forebay has none).
+        order: In which order the micro-batches of an update pass the model.
     """
 
     micro_batch: int = 1
@@ -119,6 +121,7 @@ class Workload:
     recompute: Recompute = Recompute.BLOCKS
     attention: Attention = Attention.FUSED
     tensor_parallel: int = 1
+    order: AccumulationOrder = AccumulationOrder.MICROBATCH
 
     def __post_init__(self) -> None:
         for name, most in (
@@ -146,6 +149,16 @@ class Workload:
     def tokens_per_update(self) -> int:
         """Tokens of one update on one device."""
         return self.tokens * self.accumulation
+
+    @property
+    def micro_batches_at_once(self) -> int:
+        """Micro-batches whose activations are there at the same time."""
+        return self.accumulation if self.order is AccumulationOrder.LAYER else 1
+
+    @property
+    def backwards(self) -> int:
+        """Backwards of an update: one of all micro-batches in layer order."""
+        return self.accumulation // self.micro_batches_at_once
 
     @property
     def state(self) -> OptimizerState:

@@ -11,7 +11,7 @@ from forebay.accelerators.select import device_name
 from forebay.errors import ConfigError
 from forebay.hardware.profile import Machine, load_profile
 from forebay.plan.model_config import shape_of
-from forebay.plan.placement import UpdatePlace
+from forebay.plan.placement import AccumulationOrder, UpdatePlace
 from forebay.plan.run_record import Measured, RunRecord
 from forebay.plan.setup import Cluster, Home, Setup
 from forebay.plan.workload import Precision, Recompute, Workload
@@ -91,6 +91,7 @@ def run_record(
             sequence=sequence,
             precision=_PRECISIONS[config.precision.dtype],
             recompute=recompute,
+            order=AccumulationOrder(config.batch.order),
         ),
     )
     machine = device_name(device)
