@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from forebay.compat.gathered import (
     GatheredParameters,
-    Init,
     register_external_parameter,
     unregister_external_parameter,
     weights_from,
 )
+from forebay.compat.zero_init import Init
 
 __all__ = [
     "GatheredParameters",

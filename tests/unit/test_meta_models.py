@@ -75,19 +75,6 @@ def test_files_of_another_model_are_refused(saved, tmp_path):
         forebay.offload(model, adamw(model), device="cpu")
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_built_inside_init_a_model_has_its_working_dtype(dtype):
-    config = {"train_batch_size": 1, "bf16": {"enabled": dtype is torch.bfloat16}}
-    with forebay.zero.Init(config_dict_or_path=config):
-        model = nn.Linear(3, 3)
-    assert model.weight.dtype is dtype
-    assert nn.Linear(3, 3).weight.dtype is torch.float32
-    with forebay.zero.Init(dtype=torch.float16, enabled=False):
-        assert nn.Linear(3, 3).weight.dtype is torch.float32
-    with pytest.raises(UnsupportedError, match="remote_device='nvme'"):
-        forebay.zero.Init(remote_device="nvme")
-
-
 def test_budgets_hold_for_them_too(saved):
     model = forebay.zero.weights_from(_on_meta(), saved)
     with offloaded(model, replace(AWAY, device_budget=4096), adamw(model)) as optimizer:

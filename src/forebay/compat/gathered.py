@@ -1,16 +1,13 @@
-"""What scripts use of `deepspeed.zero`: building, windows on parameters, external parameters."""
+"""What scripts use of `deepspeed.zero`: windows on parameters, external parameters, files."""
 
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
-from torch import nn
+from torch import distributed, nn
 
-from forebay.compat.inputs import DTYPES
-from forebay.config.facts import Facts
-from forebay.config.resolve import resolve
 from forebay.engine.collector import hook_of
 from forebay.engine.watched import WatchedParameters
 from forebay.engine.weight_files import WeightFiles
@@ -18,6 +15,7 @@ from forebay.engine.whole_state import take_from_rank
 from forebay.errors import UnsupportedError
 from forebay.model.external import mark_external, unmark_external
 from forebay.model.origin import mark_origin
+from forebay.model.unbuilt import UnbuiltWeight, build_in_place
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -27,78 +25,16 @@ if TYPE_CHECKING:
 
 __all__ = [
     "GatheredParameters",
-    "Init",
     "register_external_parameter",
     "unregister_external_parameter",
     "weights_from",
 ]
 
 
-class Init(contextlib.AbstractContextManager["Init"]):
-    """Inside it, models are built on the host in their working dtype.
-
-    `forebay.initialize` and `forebay.offload` then move one parameter at a time into their own
-    memory and give its old place back, so that no model needs its size twice.
-
-    Args:
-        module: A module that was built before; its parameters get the working dtype.
-        data_parallel_group: Unused in one process.
-        mem_efficient_linear: Unused; forebay changes nothing in torch.
-        remote_device: "cpu" or None; other devices are refused.
-        pin_memory: Unused: what the link needs is page-locked later.
-        config_dict_or_path: The configuration; its precision section says the dtype.
-        config: Old name of it.
-        enabled: False does nothing.
-        dtype: The working dtype, before the configuration's.
-        mpu: Refused.
-    """
-
-    def __init__(
-        self,
-        module: nn.Module | None = None,
-        data_parallel_group: Any = None,
-        mem_efficient_linear: bool = True,
-        remote_device: str | None = None,
-        pin_memory: bool = False,
-        config_dict_or_path: Any = None,
-        config: Any = None,
-        enabled: bool = True,
-        dtype: torch.dtype | None = None,
-        mpu: Any = None,
-    ) -> None:
-        if mpu is not None:
-            raise UnsupportedError("zero.Init(mpu=...) is not supported", hint="leave mpu out")
-        if remote_device not in (None, "cpu", "none"):
-            raise UnsupportedError(
-                f"zero.Init(remote_device={remote_device!r}) is not supported",
-                hint='models are built on the host: remote_device="cpu"',
-            )
-        raw = config if config_dict_or_path is None else config_dict_or_path
-        if dtype is None and raw is not None:
-            facts = Facts(
-                model_dtype="float32", fallback_micro_batch_size=1, asker="forebay.zero.Init"
-            )
-            dtype = DTYPES[resolve(raw, facts=facts).precision.dtype]
-        self._dtype = dtype
-        self._enabled = enabled
-        self._stack = contextlib.ExitStack()
-        if module is not None and enabled and dtype is not None:
-            module.to(dtype)
-
-    def __enter__(self) -> Self:
-        if self._enabled:
-            self._stack.enter_context(torch.device("cpu"))
-            if self._dtype is not None:
-                self._stack.callback(torch.set_default_dtype, torch.get_default_dtype())
-                torch.set_default_dtype(self._dtype)
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._stack.close()
-
-
 class GatheredParameters(contextlib.AbstractContextManager[None]):
     """Inside it, parameters are on the device and readable; what is written into them stays.
+
+    A parameter that `Init` has left without memory gets it for good, on every rank.
 
     Args:
         params: A parameter, several, or a module whose parameters are meant.
@@ -140,6 +76,9 @@ class GatheredParameters(contextlib.AbstractContextManager[None]):
                 register_external_parameter(fwd_module, param)
 
     def __enter__(self) -> None:
+        for param in self._params:
+            if isinstance(param, UnbuiltWeight):
+                build_in_place(param)
         with contextlib.ExitStack() as stack:
             found = [hook_of(param) for param in self._params]
             by_engine = {id(hook.engine): hook.engine for hook in found if hook is not None}
@@ -161,6 +100,8 @@ class GatheredParameters(contextlib.AbstractContextManager[None]):
                 engine = self._engine if hook is None else hook.engine
                 if engine is not None:
                     take_from_rank(engine, param, rank=self._modifier)
+                elif distributed.is_available() and distributed.is_initialized():
+                    distributed.broadcast(param.data, src=self._modifier)
         self._stack.close()
 
 

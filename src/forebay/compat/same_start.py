@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from forebay.errors import ConfigError
+from forebay.model.unbuilt import UnbuiltWeight
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -97,6 +98,8 @@ def _of_model(model: nn.Module) -> list[tuple[str, str]]:
 
 def _checksum(param: torch.Tensor) -> str:
     """Sum of the words of its bits: what rounding could hide differs here."""
+    if isinstance(param, UnbuiltWeight):
+        return f"recipe {param.recipe.fingerprint()}"
     data = param.detach()
     if data.is_meta or type(data.data) is not torch.Tensor or data.layout is not torch.strided:
         return "not read"

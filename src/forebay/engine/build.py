@@ -17,6 +17,7 @@ from forebay.engine.policies import places_for, policy_for, sums_on_device
 from forebay.engine.record import ParamRecord
 from forebay.engine.state_memory import PartMemory
 from forebay.engine.unit import Unit
+from forebay.engine.weight_files import has_memory, value_of
 from forebay.errors import UnsupportedError
 from forebay.hardware.affinity import CoreShare, Topology
 from forebay.model.inspect import OUTSIDE
@@ -209,7 +210,7 @@ def build_units(
 
 
 def _host_bytes(tensors: Sequence[torch.Tensor]) -> int:
-    return sum(tensor.nbytes for tensor in tensors if tensor.device.type == "cpu")
+    return sum(t.nbytes for t in tensors if t.device.type == "cpu")
 
 
 def move_the_rest(
@@ -231,19 +232,21 @@ def move_the_rest(
     heap = HeapTrimmer(every_bytes=64 << 20)
     known = {id(param) for param in trained}
     for name, param in model.named_parameters():
-        if id(param) not in known and param.is_meta:
-            assert source is not None
-            value = source.read([name], param).to(device, cast_to or param.dtype)
-            torch.utils.swap_tensors(param, torch.nn.Parameter(value, requires_grad=False))
-        elif id(param) not in known:
-            cast = cast_to is not None and param.dtype is torch.float32
-            left_bytes = _host_bytes([param])
-            here = param.data
-            moved = here.to(device, cast_to if cast else param.dtype)
-            if moved is not here:
-                del here
-                param.data = moved
-                heap.freed(left_bytes)
+        if id(param) in known:
+            continue
+        cast = cast_to is not None and param.dtype is torch.float32
+        dtype = cast_to if cast else param.dtype
+        left_bytes = _host_bytes([param])
+        value = value_of(param, [name], source)
+        if not has_memory(param):
+            there = torch.nn.Parameter(value.to(device, dtype), requires_grad=param.requires_grad)
+            torch.utils.swap_tensors(param, there)
+            continue
+        moved = value.to(device, dtype)
+        if moved is not value:
+            del value
+            param.data = moved
+            heap.freed(left_bytes)
     for buffer in model.buffers():
         if buffer.device != device:
             buffer.data = buffer.data.to(device)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from forebay.engine.weight_files import has_memory, value_of
 from forebay.errors import PendingWeightError, RankError, TransferError
 from forebay.plan.placement import Accumulation, UpdatePlace, WeightPlace
 
@@ -168,15 +169,12 @@ class Unit:
             source: Where its value comes from if it is on the meta device.
         """
         part, slot, param = record.part, record.slot, record.param
-        if param.is_meta:
-            assert source is not None
-            value = source.read(slot.names, param)
-            # its type of device cannot change in place; the parameter stays the same object
-            torch.utils.swap_tensors(
-                param, torch.nn.Parameter(part.weight(slot), requires_grad=param.requires_grad)
-            )
-        else:
-            value = param.data
+        value = value_of(param, slot.names, source)
+        if not has_memory(param):
+            # Its kind of tensor cannot change in place; the parameter stays the same object. `data`
+            # has a version of its own: what fills the weight later is no write of the user's.
+            there = torch.nn.Parameter(part.weight(slot).data, requires_grad=param.requires_grad)
+            torch.utils.swap_tensors(param, there)
         with torch.no_grad():
             part.store(slot, value)
         param.data = part.weight(slot) if part.weight_files is not None else part.stored(slot)

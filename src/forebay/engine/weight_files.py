@@ -1,4 +1,4 @@
-"""Values of parameters that are on the meta device: read from files, one parameter at a time."""
+"""Values of parameters that have no memory yet: made or read from files, one at a time."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import torch
 from safetensors import safe_open
 
 from forebay.errors import CheckpointError
+from forebay.model.unbuilt import UnbuiltWeight
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["ParameterSource", "WeightFiles"]
+__all__ = ["ParameterSource", "WeightFiles", "has_memory", "value_of"]
 
 
 class ParameterSource(Protocol):
@@ -31,6 +32,29 @@ class ParameterSource(Protocol):
             CheckpointError: There is none, or it has another shape.
         """
         ...
+
+
+def has_memory(param: torch.Tensor) -> bool:
+    """Whether a parameter has its elements already."""
+    return not param.is_meta and not isinstance(param, UnbuiltWeight)
+
+
+def value_of(
+    param: torch.Tensor, names: Sequence[str], source: ParameterSource | None
+) -> torch.Tensor:
+    """A parameter's elements, wherever they come from.
+
+    Args:
+        param: The parameter.
+        names: All of its names in the model.
+        source: Has those of parameters on the meta device.
+    """
+    if isinstance(param, UnbuiltWeight):
+        return param.build()
+    if not param.is_meta:
+        return param.data
+    assert source is not None
+    return source.read(names, param)
 
 
 class WeightFiles:

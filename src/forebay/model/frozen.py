@@ -9,6 +9,7 @@ import torch
 
 from forebay.model.inspect import DTYPES, names_and_owners
 from forebay.model.spec import ModelSpec, ParamSpec, UnitSpec
+from forebay.model.unbuilt import UnbuiltWeight
 from forebay.model.units import units_by_blocks, units_by_size
 
 if TYPE_CHECKING:
@@ -76,4 +77,5 @@ def with_frozen(
 
 
 def _comes_and_goes(param: nn.Parameter) -> bool:
-    return param.dtype in DTYPES and type(param.data) is torch.Tensor and param.is_floating_point()
+    is_plain = type(param.data) in (torch.Tensor, UnbuiltWeight)
+    return param.dtype in DTYPES and is_plain and param.is_floating_point()

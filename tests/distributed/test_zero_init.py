@@ -1,0 +1,75 @@
+"""Models built inside `forebay.zero.Init` on several ranks."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from torch import distributed, nn
+
+import forebay
+from distributed import ranks
+from distributed.scripts import config
+from distributed.training import digest
+
+
+def _model() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(149, 160), nn.Tanh(), nn.Linear(160, 151), nn.Linear(151, 2))
+
+
+def _fit(model: nn.Module, settings: dict[str, Any]) -> str:
+    with forebay.initialize(model=model, config=settings)[0] as engine:
+        for step in range(2):
+            x = torch.linspace(-1, 1, 149).repeat(4, 1) * (1 + step + int(os.environ["RANK"]))
+            engine.backward(engine(x).pow(2).mean())
+            engine.step()
+        return digest(list(engine.state_dict().values()))
+
+
+def build_and_fit(how: str) -> list[str]:
+    """Weights after training, plain and built inside Init."""
+    settings = config(3)
+    if how == "param":
+        settings["zero_optimization"]["offload_param"] = {"device": "cpu"}
+    plain = _fit(_model(), settings)
+    with forebay.zero.Init(config_dict_or_path=settings):
+        model = _model()
+    return [plain, _fit(model, settings)]
+
+
+def write_on_one_rank() -> bool:
+    """Rank 1 alone knows the value."""
+    distributed.init_process_group("gloo")
+    with forebay.zero.Init():
+        model = _model()
+    weight = model[0].weight
+    with forebay.zero.GatheredParameters(weight, modifier_rank=1), torch.no_grad():
+        weight.fill_(float(distributed.get_rank()))
+    return bool((weight == 1.0).all())
+
+
+def build_otherwise() -> None:
+    """Rank 1 draws other numbers, after the same seed."""
+    with forebay.zero.Init():
+        model = _model()
+        if os.environ["RANK"] == "1":
+            nn.init.normal_(model[0].weight)
+    forebay.initialize(model=model, config=config(3))
+
+
+def test_they_train_as_models_that_were_whole():
+    for how in ("optimizer", "param"):
+        results = ranks.run(3, build_and_fit, how)
+        assert len({weights for both in results for weights in both}) == 1
+
+
+def test_what_one_rank_writes_in_a_window_all_have():
+    assert ranks.run(2, write_on_one_rank) == [True, True]
+
+
+def test_ranks_that_built_otherwise_are_told_so():
+    for kind, told in ranks.collect(ranks.start(2, build_otherwise)):
+        assert kind == "ConfigError"
+        assert "the checksum of parameter 0.weight is recipe " in told
