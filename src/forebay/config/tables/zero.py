@@ -20,6 +20,7 @@ from forebay.config.kinds import (
 __all__ = ["KEYS"]
 
 _EXCHANGED: Final = "gradients and weights are exchanged unit by unit, at every stage alike"
+_EQUAL: Final = "each rank copies and updates an equal slice of every unit"
 _BY_UNIT: Final = "weights come and go by whole units, in the recorded order, as there is room"
 _UNLESS: Final = "The default says nothing."
 _NO_BUCKETS: Final = "gradients leave unit by unit, in pieces that the plan sizes"
@@ -80,6 +81,12 @@ _COMMUNICATION: Final[tuple[Key, ...]] = (
             "use_multi_rank_bucket_allreduce": (FLAG, True, "Reduce for several ranks at once."),
             "allgather_partitions": (FLAG, True, "Collect updated weights by all-gather."),
             "allgather_bucket_size": (ELEMENTS, 500_000_000, "Elements per all-gather."),
+        },
+    ),
+    *moot(
+        "zero_optimization",
+        reason=_EQUAL,
+        rows={
             "round_robin_gradients": (FLAG, False, "Deal the gradients out over ranks in turn."),
         },
     ),
