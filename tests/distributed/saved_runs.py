@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import forebay
+from config_cases import merged
 from distributed.training import digest
 from forebay.checkpoint.disk import RealDisk
 from forebay.checkpoint.folder import CheckpointFolder
@@ -41,6 +42,20 @@ OFFLOADS: dict[str, dict[str, Any]] = {
     },
     "weights": {"offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}},
 }
+_ZENFLOW = {
+    "topk_ratio": 0.2,
+    "select_strategy": "step",
+    "select_interval": 4,
+    "update_interval": 2,
+    "full_warm_up_rounds": 1,
+    "overlap_step": True,
+}
+_UPDATES: dict[str, dict[str, Any]] = {
+    "exact": {},
+    "speculative": {"gradient_clipping": 1e3, "forebay": {"update": "speculative"}},
+    "delayed": {"forebay": {"update": "delayed", "warm_up_steps": 1}},
+    "zenflow": {"zero_optimization": {"zenflow": _ZENFLOW}},
+}
 
 
 @dataclass(frozen=True)
@@ -56,6 +71,7 @@ class Run:
         dropout: Drawn from each rank's own generator.
         sharers: `zero_optimization.mics_shard_size`.
         keep: `forebay.keep_checkpoints`.
+        update: `forebay.update`.
     """
 
     stage: int = 2
@@ -66,10 +82,11 @@ class Run:
     dropout: float = 0.1
     sharers: int = -1
     keep: int | None = None
+    update: str = "exact"
 
     def __str__(self) -> str:
         names = (self.stage, self.offload, self.units, self.precision, self.beside, self.sharers)
-        return "-".join(map(str, names))
+        return "-".join(map(str, (*names, self.update)))
 
 
 class Net(nn.Module):
@@ -117,6 +134,7 @@ def engine_of(run: Run, *, seed: int = 0) -> Any:
         config["forebay"] = {"keep_checkpoints": run.keep}
     if run.precision:
         config[run.precision] = {"enabled": True}
+    config = merged(config, _UPDATES[run.update])
     engine, *_ = forebay.initialize(model=model, config=config)
     torch.manual_seed(seed + engine.global_rank)
     return engine

@@ -8,6 +8,7 @@ import time
 import pytest
 import torch
 
+import compat_cases
 import forebay
 from checkpoint_cases import PLACES, Layout, assert_same, engine_of, numbers, run
 from forebay.checkpoint.disk import RealDisk
@@ -127,6 +128,33 @@ def test_weights_changed_by_hand_meanwhile_are_noticed(tmp_path):
         with pytest.raises(CheckpointError, match=r"first\.weight was changed by hand"):
             engine.wait_for_checkpoint()
     assert not list(tmp_path.iterdir())
+
+
+def test_updates_that_were_made_during_backward_wait_for_it_in_the_step(tmp_path):
+    """Speculation goes on beside a save; taking what it made changes state, as any update does."""
+    config = {
+        "bf16": {"enabled": True},
+        "gradient_clipping": 1e3,
+        "forebay": {"update": "speculative"},
+        "checkpoint": {"writer": {"decoupled": True}},
+    }
+    with compat_cases.engine_of(config) as engine:
+        compat_cases.train(engine, 3)
+        disk, policy = GatedDisk(), engine.core.collector.policy
+        _with_disk(engine, disk)
+        before = compat_cases.bits_of(engine)
+        loss = compat_cases.loss_of(engine, next(compat_cases.batches(1)))
+        engine.backward(loss)
+        engine.save_checkpoint(tmp_path)  # in an open window
+        threading.Timer(0.3, disk.gate.set).start()
+        taken = policy.taken
+        engine.step()
+        compat_cases.train(engine, 2)
+        engine.wait_for_checkpoint()
+        assert policy.taken >= taken + 3
+    with compat_cases.engine_of(config) as other:
+        other.load_checkpoint(tmp_path)
+        assert compat_cases.same_bits(compat_cases.bits_of(other), before)
 
 
 def test_closing_finishes_what_is_being_written(tmp_path):

@@ -186,11 +186,6 @@ class PartStorage:
         if self.reading is not None:
             self.reading.wait()
 
-    @property
-    def is_being_read(self) -> bool:
-        """Whether `await_readers` would wait for a checkpoint."""
-        return self.reading is not None and not self.reading.is_over
-
     def _new_landing(self, form: GradientForm, arena: HostArena | None = None) -> Landing:
         return Landing(
             self.elements, dtype=self.layout.dtype, form=form, memory=self._memory, arena=arena

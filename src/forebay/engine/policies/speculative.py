@@ -100,8 +100,7 @@ class SpeculativeUpdates(UpdatePolicy):
         order = self._order
         if order is None or unit.index not in self._full or unit.updates_on_device:
             return
-        busy = any(part.is_being_read for part in unit.parts)
-        if busy or any(is_written(record) for record in unit.records):
+        if any(is_written(record) for record in unit.records):
             return
         tickets = []
         numbers = order.native(self._lanes.core)
@@ -159,6 +158,7 @@ class SpeculativeUpdates(UpdatePolicy):
             unit = self._parts.units[index]
             if _same(attempt.order, order, unit):
                 for part, spare in zip(unit.parts, self._spares[index], strict=True):
+                    part.await_readers()  # the next attempt writes into what it has now
                     spare.swap()
                     part.rounded_apart = spare.rounded
                 self._executor.adopt(unit, list(attempt.tickets))
