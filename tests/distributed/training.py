@@ -19,6 +19,7 @@ from forebay.comm.torch_group import TorchGroup
 from forebay.engine import EngineOptions, offload_with
 from forebay.engine.file_space import NvmeOptions
 from forebay.engine.layer_order import LayerOrder
+from forebay.engine.optimizer import OffloadedOptimizer
 from forebay.plan import UpdatePlace, WeightPlace
 from forebay.plan.load_rules import LoadRules
 from forebay.plan.placement import AccumulationOrder
@@ -54,6 +55,7 @@ class Recipe:
     policy: Policy = EXACT
     loads: LoadRules = field(default_factory=LoadRules)
     order: AccumulationOrder = AccumulationOrder.MICROBATCH
+    host_budget: int | None = None
 
 
 def model_of(dtype: torch.dtype, blocks: int = 0) -> nn.Module:
@@ -142,21 +144,14 @@ def _one_by_one(losses: Sequence[Callable[[], torch.Tensor]]) -> list[torch.Tens
     return found
 
 
-def train(recipe: Recipe) -> dict[str, object]:
-    """Train; the data depend on rank and step alone."""
-    join(recipe.backend)
-    device = device_of(recipe)
+def begin(recipe: Recipe, group: TorchGroup | SlowGroup) -> tuple[nn.Module, OffloadedOptimizer]:
+    """The model on this rank, and its optimizer."""
     model = model_of(recipe.dtype, recipe.blocks)
     source = optimizer_of(model)
-    group: TorchGroup | SlowGroup = TorchGroup()
-    if recipe.sharers is not None:
-        group.split(recipe.sharers)
-    if recipe.slow_seconds:
-        group = SlowGroup(group, seconds=recipe.slow_seconds)
     if recipe.think_seconds:
         _think(model, recipe.think_seconds)
     options = EngineOptions(
-        device=device,
+        device=device_of(recipe),
         update=recipe.place,
         weights=recipe.weights,
         pool_bytes=recipe.pool_bytes,
@@ -171,8 +166,21 @@ def train(recipe: Recipe) -> dict[str, object]:
         nvme=_FILES if recipe.place is UpdatePlace.NVME else None,
         policy=recipe.policy,
         order=recipe.order,
+        host_budget=recipe.host_budget,
     )
-    _, optimizer = offload_with(model, source, options=options)
+    return offload_with(model, source, options=options)
+
+
+def train(recipe: Recipe) -> dict[str, object]:
+    """Train; the data depend on rank and step alone."""
+    join(recipe.backend)
+    device = device_of(recipe)
+    group: TorchGroup | SlowGroup = TorchGroup()
+    if recipe.sharers is not None:
+        group.split(recipe.sharers)
+    if recipe.slow_seconds:
+        group = SlowGroup(group, seconds=recipe.slow_seconds)
+    model, optimizer = begin(recipe, group)
     losses, norms, began = [], [], time.monotonic()
     backward = _one_by_one
     if recipe.order is AccumulationOrder.LAYER:

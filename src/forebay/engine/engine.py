@@ -225,7 +225,9 @@ class Engine:
             expected=self.placement.backwards_per_update,
         )
         residency = self.streaming.residency
-        self.moves = StateMoves(parts, residency=residency, settle=self.settle_masters)
+        self.moves = StateMoves(
+            parts, collector=self.collector, residency=residency, settle=self.settle_masters
+        )
         residency.is_last_backward = lambda: self.collector.window.will_be_last
         self._stepper = Stepper(
             self.collector,

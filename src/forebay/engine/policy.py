@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from forebay.engine.unit import Unit
     from forebay.plan.placement import Placement
     from forebay.plan.program import Program
+    from forebay.tiers.device import DeviceArena
 
 __all__ = ["PolicyParts", "UpdatePolicy"]
 
@@ -159,6 +160,13 @@ class UpdatePolicy:
 
     def settle(self) -> None:
         """A reader passes the barrier: state is that of the last decided update after this."""
+
+    def idle_arenas(self) -> Sequence[DeviceArena]:
+        """Its memory on the device in which there is nothing after `settle`."""
+        return ()
+
+    def rebind(self) -> None:
+        """That memory was given back, or is there again."""
 
     def close(self) -> None:
         """The lanes are closed: give memory back. Idempotent."""

@@ -239,6 +239,10 @@ class Reducer:
             with self._queue.stream():
                 self._tail(collector.program, self._units[index])
         self._queue.join_stream()
+        for unit in self._units:
+            if not unit.updates_on_device:
+                # a reader between backward and step sent visiting state home: its sum follows
+                self._executor.gradients.land(unit)
 
     def ran(self, order: tuple[int, ...]) -> None:
         """See `Departure`; rank 0's order is the one that counts, from `seal` on."""

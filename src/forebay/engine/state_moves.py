@@ -4,22 +4,29 @@ Whole roles move: moments, masters, weights, gradients. Bytes travel through the
 into host buffers that are kept, so that the second time nothing is allocated or page-locked; the
 device's memory goes back to its driver. It moves bytes and refuses who needs them meanwhile; what
 they mean is the parts' business.
+
+Over several ranks every rank calls for the same moves, and all of them move or none.
 """
 
 from __future__ import annotations
 
+import contextlib
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
+from forebay.comm.together import Together
 from forebay.engine.moved_gradients import gradient_places
+from forebay.errors import BudgetError
 from forebay.tiers.host import HostArena
 from forebay.tiers.ledger import Role
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Hashable, Sequence
+    from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 
+    from forebay.engine.collector import Collector
     from forebay.engine.moved_gradients import GradientPlace
     from forebay.engine.policy import PolicyParts
     from forebay.engine.residency import Residency
@@ -35,6 +42,10 @@ MOVABLE = (
     Role.LP_GRADS,
     Role.CONTIGUOUS_GRAD_BUFFER,
 )
+
+
+_Pair: TypeAlias = "tuple[DeviceArena, HostArena]"
+_MovingGradient: TypeAlias = "tuple[GradientPlace, torch.Tensor, HostArena]"
 
 
 class HostPages(Enum):
@@ -58,6 +69,7 @@ class StateMoves:
 
     Args:
         parts: Units, lanes, memory, and the barrier, which refuses who needs what is away.
+        collector: Knows sums over ranks that are on their way, and the policy's own memory.
         residency: Holds copies of weights that live elsewhere.
         settle: Makes masters and weights agree before anything leaves.
     """
@@ -66,6 +78,7 @@ class StateMoves:
         self,
         parts: PolicyParts,
         *,
+        collector: Collector,
         residency: Residency,
         settle: Callable[[], None],
     ) -> None:
@@ -73,10 +86,16 @@ class StateMoves:
         self._lanes = parts.executor.lanes
         self._memory = parts.memory
         self._barrier = parts.barrier
+        self._collector = collector
+        self._policy = collector.policy
         self._residency = residency
         self._settle = settle
+        group = parts.options.group
+        self._together = Together.of(group, "moves of state", otherwise=BudgetError)
         self._buffers: dict[Hashable, HostArena] = {}
         self._arenas: list[tuple[DeviceArena, HostArena]] = []
+        # Memory of the policy that was given back with nothing in it.
+        self._idle: list[DeviceArena] = []
         self._gradients: list[tuple[GradientPlace, torch.Tensor, torch.device]] = []
         # Copies off the device that may still run: what comes back follows them.
         self._leaving: list[Any] = []
@@ -96,33 +115,59 @@ class StateMoves:
             timing: Whether to wait for the copies.
 
         Raises:
-            BudgetError: The host budget does not hold the bytes; nothing has moved.
+            BudgetError: The host budget (of one of the ranks) does not hold the bytes; nothing has
+                moved.
             GradientError: Units were updated during backward, and `step()` was not called yet.
         """
+        self._barrier.refuse_closed("offload_states()")
+        self._collector.departure.settle(self._collector.program)
         if self._barrier.away:
             self._barrier.drain("offload_states()")
         else:
             self._settle()
-        arenas = [
-            arena
-            for unit in self._units
-            for part in unit.parts
-            for arena in part.device_arenas
-            if arena.role in roles and arena.nbytes and arena.flat.numel()
-        ]
+        if Role.LP_PARAMS in roles:
+            # whole copies are made from what leaves: those on their way come first
+            self._residency.drop_all()
+        arenas = self._arenas_of(roles)
         away = {id(tensor) for _, tensor, _ in self._gradients}
         places = [p for p in gradient_places(self._units) if p.role in roles]
         places = [place for place in places if id(place.get()) not in away]
-        moved = self._leave(arenas, places, pages)
-        if Role.LP_PARAMS in roles:
-            self._residency.drop_all()
+        with self._all_or_none():
+            pairs, grads = self._together.run(
+                partial(self._reserve, arenas, places, pages), what="offload_states()"
+            )
+        moved = self._leave(pairs, grads)
+        self._vacate([a for a in self._policy.idle_arenas() if a.role in roles and a.flat.numel()])
+        self._rebind()
         if timing is MoveTiming.WAIT:
             self.finish()
         return moved
 
-    def _leave(
+    def _arenas_of(self, roles: Collection[Role]) -> list[DeviceArena]:
+        """Those that are here, once nobody reads them: a checkpoint may be written meanwhile."""
+        found = []
+        for part in (part for unit in self._units for part in unit.parts):
+            arenas = [a for a in part.device_arenas if a.role in roles and a.flat.numel()]
+            if arenas:
+                part.await_readers()
+            found += arenas
+        return found
+
+    @contextlib.contextmanager
+    def _all_or_none(self) -> Iterator[None]:
+        """Buffers that were made in here stay only if every rank has its own."""
+        known = set(self._buffers)
+        try:
+            yield
+        except BaseException:
+            for key in self._buffers.keys() - known:
+                self._buffers.pop(key).close()
+            raise
+
+    def _reserve(
         self, arenas: Sequence[DeviceArena], places: Sequence[GradientPlace], pages: HostPages
-    ) -> int:
+    ) -> tuple[list[_Pair], list[_MovingGradient]]:
+        """Room on the host for what is to leave."""
         pairs = [(arena, self._buffer(arena, arena.nbytes, arena.role, pages)) for arena in arenas]
         grads = []
         for number, place in enumerate(places):
@@ -130,6 +175,9 @@ class StateMoves:
             assert value is not None
             key = (place.role, number)
             grads.append((place, value, self._buffer(key, value.nbytes, place.role, pages)))
+        return pairs, grads
+
+    def _leave(self, pairs: Sequence[_Pair], grads: Sequence[_MovingGradient]) -> int:
         spans = [(b.address, a.flat.data_ptr(), a.nbytes) for a, b in pairs]
         spans += [(buffer.address, value.data_ptr(), value.nbytes) for _, value, buffer in grads]
         if not spans:
@@ -145,28 +193,41 @@ class StateMoves:
             kept.append(value)
         self._leaving.append(self._lanes.hold(ticket, kept, event))
         self._arenas += pairs
-        for role in {arena.role for arena in arenas} | {place.role for place in places}:
-            self._barrier.away.add(role)
-        self._rebind()
+        self._barrier.away |= {arena.role for arena, _ in pairs} | {p.role for p, *_ in grads}
         self._to_trim = True
         return moved
+
+    def _vacate(self, arenas: Sequence[DeviceArena]) -> None:
+        """Memory in which there is nothing: it needs no copy."""
+        for arena in arenas:
+            arena.vacate()
+            self._barrier.away.add(arena.role)
+        self._idle += arenas
+        self._to_trim = self._to_trim or bool(arenas)
 
     def reload(self, *, timing: MoveTiming = MoveTiming.WAIT) -> int:
         """Bring everything back, the same bits; returns the bytes. Nothing away is legal.
 
         Raises:
-            BudgetError: The device has no room; everything stays on the host.
+            BudgetError: The device (of one of the ranks) has no room; everything stays on the host.
             OutOfMemoryError: As above, by torch.
             TransferError: The copy failed; the engine is closed.
         """
         self._barrier.refuse_closed("reload_states()")
+        self._occupy(partial(self._together.run, what="reload_states()"))
+        return self._return(timing)
+
+    def _occupy(self, run: Callable[[Callable[[], None]], None]) -> None:
+        coming = [*(arena for arena, _ in self._arenas), *self._idle]
         try:
-            for arena, _ in self._arenas:
-                arena.occupy()
+            run(partial(_occupy_all, coming))
         except BaseException:
-            for arena, _ in self._arenas:
+            for arena in coming:
                 arena.vacate()
             raise
+
+    def _return(self, timing: MoveTiming) -> int:
+        """Bring everything into the memory that it has again."""
         spans = [(a.flat.data_ptr(), b.address, a.nbytes) for a, b in self._arenas]
         for place, there, device in self._gradients:
             if place.get() is there:  # else it was discarded meanwhile
@@ -174,9 +235,11 @@ class StateMoves:
                 spans.append((here.data_ptr(), there.data_ptr(), there.nbytes))
                 place.put(here)
         arenas, self._arenas = self._arenas, []
+        self._idle.clear()
         self._gradients.clear()
         self._barrier.away.clear()
         if not spans:
+            self._rebind()
             return 0
         event = self._lanes.accelerator.record_event()
         ticket = self._lanes.fetch(spans, event=event.handle, after=self._leaving)
@@ -202,13 +265,18 @@ class StateMoves:
             self._barrier.refuse_away("backward")
 
     def bring_home(self) -> None:
-        """The engine is about to close: the model keeps its weights on the device."""
+        """The engine is about to close: the model keeps its weights on the device.
+
+        Ranks do not ask each other: some may be gone.
+        """
         if self._barrier.away and not self._barrier.is_closed:
-            self.reload()
+            self._occupy(_alone)
+            self._return(MoveTiming.WAIT)
 
     def close(self) -> None:
         """Give the buffers back."""
         self._arenas.clear()
+        self._idle.clear()
         self._gradients.clear()
         for buffer in self._buffers.values():
             buffer.close()
@@ -217,7 +285,10 @@ class StateMoves:
     def _buffer(self, key: Hashable, nbytes: int, role: Role, pages: HostPages) -> HostArena:
         """The buffer of this key, kept from the last time where it is large enough."""
         known = self._buffers.get(key)
-        if known is None or known.nbytes < nbytes:
+        if known is not None and known.nbytes < nbytes:
+            self._buffers.pop(key).close()
+            known = None
+        if known is None:
             what = f"{role.value} that left the device"
             known = HostArena(nbytes, ledger=self._memory.ledger, role=role, what=what)
             self._buffers[key] = known
@@ -227,7 +298,8 @@ class StateMoves:
         return known
 
     def _rebind(self) -> None:
-        """Let parts and parameters see the memory that there is."""
+        """Let parts, parameters and the policy see the memory that there is."""
+        self._policy.rebind()
         weights_away = Role.LP_PARAMS in self._barrier.away
         for unit in self._units:
             for part in unit.parts:
@@ -238,3 +310,12 @@ class StateMoves:
                 unit.hide(self._barrier.nans)
             else:
                 unit.show()
+
+
+def _occupy_all(arenas: Sequence[DeviceArena]) -> None:
+    for arena in arenas:
+        arena.occupy()
+
+
+def _alone(work: Callable[[], None]) -> None:
+    work()

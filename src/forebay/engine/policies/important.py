@@ -74,10 +74,21 @@ class ImportantColumns:
             )
             for role in _ROLES
         ]
+        self._elements = at
+        self._master = self._exp_avg = self._exp_avg_sq = torch.empty(0)
+        self.rebind()
+
+    @property
+    def device_arenas(self) -> list[DeviceArena]:
+        """Its memory on the device; nothing is in it while all state is at home."""
+        return [arena for arena in self._arenas if isinstance(arena, DeviceArena)]
+
+    def rebind(self) -> None:
+        """See the memory that there is now."""
         self._master, self._exp_avg, self._exp_avg_sq = (
             arena.flat
             if isinstance(arena, DeviceArena)
-            else arena.tensor(torch.float32, offset_bytes=0, elements=at)
+            else arena.tensor(torch.float32, offset_bytes=0, elements=self._elements)
             for arena in self._arenas
         )
 

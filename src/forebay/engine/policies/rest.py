@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,7 +21,22 @@ if TYPE_CHECKING:
     from forebay.engine.state_memory import PartMemory
     from forebay.links.lanes import Lanes
 
-__all__ = ["GatheredRest"]
+__all__ = ["GatheredRest", "RunningRest"]
+
+
+@dataclass(slots=True)
+class RunningRest:
+    """An update of a unit's rest whose weights are not in force.
+
+    Attributes:
+        tickets: For each part, its update; None where it has none.
+        used: For each part, the buffer that it uses.
+        changed: Indices of the parameters that it updates.
+    """
+
+    tickets: list[Any]
+    used: list[HostArena]
+    changed: set[int]
 
 
 class GatheredRest:

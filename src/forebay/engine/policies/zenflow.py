@@ -17,14 +17,13 @@ have arrived, before anybody reads.
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from forebay.engine.masters import is_written
 from forebay.engine.policies.importance import Importance
 from forebay.engine.policies.important import ImportantColumns
-from forebay.engine.policies.rest import GatheredRest
+from forebay.engine.policies.rest import GatheredRest, RunningRest
 from forebay.engine.policies.zenflow_state import GatheredSource, ZenFlowCounts, columns_in
 from forebay.engine.policy import UpdatePolicy
 from forebay.engine.terms import UpdateOrder
@@ -45,24 +44,9 @@ if TYPE_CHECKING:
     from forebay.engine.record import ParamRecord
     from forebay.engine.unit import Unit
     from forebay.plan.program import Program
-    from forebay.tiers.host import HostArena
+    from forebay.tiers.device import DeviceArena
 
 __all__ = ["ZenFlowUpdates"]
-
-
-@dataclass(slots=True)
-class _Running:
-    """An update of a unit's rest whose weights are not in force.
-
-    Attributes:
-        tickets: For each part, its update; None where it has none.
-        used: For each part, the buffer that it uses.
-        changed: Indices of the parameters that it updates.
-    """
-
-    tickets: list[Any]
-    used: list[HostArena]
-    changed: set[int]
 
 
 class ZenFlowUpdates(UpdatePolicy):
@@ -99,7 +83,7 @@ class ZenFlowUpdates(UpdatePolicy):
         )
         self._gradients = WatchedGradients(parts.executor.gradients, look=self._look)
         parts.executor.use(self._gradients)
-        self._running: dict[int, _Running] = {}
+        self._running: dict[int, RunningRest] = {}
         self._counts = ZenFlowCounts()
         # Parameters with an update of the rest that is not in force, on any rank.
         self._hidden: set[int] = set()
@@ -220,7 +204,7 @@ class ZenFlowUpdates(UpdatePolicy):
 
     def _update_rest(self, unit: Unit) -> None:
         """Update a unit's rest on the host with what is gathered."""
-        running = _Running(tickets=[], used=[], changed=set())
+        running = RunningRest(tickets=[], used=[], changed=set())
         for part, records in zip(unit.parts, unit.records_of_part, strict=True):
             rest = self._rest[part]
             running.used.append(rest.arena)
@@ -257,7 +241,7 @@ class ZenFlowUpdates(UpdatePolicy):
                 self._publish(unit, running)
         self._hidden.clear()
 
-    def _publish(self, unit: Unit, running: _Running) -> None:
+    def _publish(self, unit: Unit, running: RunningRest) -> None:
         arenas = dict(zip(unit.parts, running.used, strict=True))
         before = [part.ticket for part in unit.parts]
         for part in unit.parts:
@@ -384,6 +368,15 @@ class ZenFlowUpdates(UpdatePolicy):
         """State goes home: all of it is the part's own after this."""
         for state in self._important.values():
             state.send_home()
+
+    def idle_arenas(self) -> list[DeviceArena]:
+        """See `UpdatePolicy`: compact state is copied anew from the parts' own."""
+        return [arena for state in self._important.values() for arena in state.device_arenas]
+
+    def rebind(self) -> None:
+        """See `UpdatePolicy`."""
+        for state in self._important.values():
+            state.rebind()
 
     def close(self) -> None:
         """See `UpdatePolicy`."""
