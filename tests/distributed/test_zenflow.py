@@ -17,6 +17,7 @@ PLAIN = ZenFlow(topk_ratio=0.2, update_every=3, select_every=4, warm_up_steps=1)
 MODES = {
     "plain": PLAIN,
     "overlap": replace(PLAIN, overlaps=True),
+    "auto": replace(PLAIN, update_every=None, auto_ratio=0.6, select_every=6, overlaps=True),
     "on_host": replace(PLAIN, overlaps=True, keeps_state_on_host=True),
 }
 
@@ -52,6 +53,7 @@ def _oracle(recipe, slices):
     [
         pytest.param("plain", marks=pytest.mark.slow),
         "overlap",
+        "auto",
         pytest.param("on_host", marks=pytest.mark.slow),
     ],
 )

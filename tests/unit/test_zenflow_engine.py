@@ -18,6 +18,7 @@ from forebay.plan.memory import forecast
 from forebay.plan.policies import EXACT
 from forebay.plan.zenflow import ZenFlow
 from forebay.tiers.ledger import Role, Tier
+from unit.engine_cases import FILES
 
 SECTION = {
     "topk_ratio": 0.2,
@@ -166,6 +167,7 @@ def test_down_goes_a_step_and_up_an_interval():
     [
         ({"weights": WeightPlace.HOST}, "does not keep weights on the host"),
         ({"places": lambda spec: [UpdatePlace.NVME] * len(spec.units)}, "not keep state in files"),
+        ({"nvme": FILES}, "not keep state in files"),
     ],
 )
 def test_what_it_does_not_do_is_refused_before_anything_moves(options, text):

@@ -32,8 +32,6 @@ _NAMES: Final = (
 )
 # Where "auto" has no epoch to go by.
 _SELECT_STEPS: Final = 100
-# Where "auto" may not ask the gradients: each rank sees its own slices alone.
-_UPDATE_STEPS: Final = 4
 
 
 def zenflow_problems(values: Values) -> list[Problem]:
@@ -180,9 +178,6 @@ def _update_steps(lookup: Lookup, given: int | str) -> int | None:
     if given != "auto":
         lookup.annotate(path, "updates; gradient_accumulation_steps stays as it is")
         return int(given)
-    if lookup.facts.world_size > 1:
-        lookup.annotate(path, f"{_UPDATE_STEPS} updates over several ranks")
-        return _UPDATE_STEPS
     lookup.annotate(path, "when the rest has gathered what important columns get in an update")
     return None
 

@@ -190,7 +190,7 @@ _ZENFLOW: Final[tuple[Key, ...]] = (
         "zero_optimization.zenflow.update_interval",
         or_auto(POSITIVE),
         "Updates of important columns to one of the rest; auto: when the rest has gathered as much "
-        "as important columns get in one (over several ranks: 4).",
+        "as important columns get in one.",
         default="auto",
         auto=Auto.LITERAL,
     ),

@@ -14,6 +14,8 @@ import torch
 
 from forebay.engine.policies.important import slice_of
 from forebay.links.lanes import wait
+from forebay.model.column_slice import ColumnSlice
+from forebay.optim.clip import ordered_sum
 from forebay.optim.columns import Columns, column_squares, largest_columns
 from forebay.optim.readback import read_numbers
 from forebay.optim.squares import square_sum
@@ -113,22 +115,40 @@ class Importance:
         """The window is over."""
         self._looks.clear()
 
-    def norms(self, records: Sequence[ParamRecord]) -> dict[int, tuple[float, float]]:
+    def norms(
+        self, records: Sequence[ParamRecord], *, tell: Callable[[torch.Tensor], torch.Tensor]
+    ) -> dict[int, tuple[float, float]]:
         """Root mean squares over columns, by parameter: of the rest, and of the important ones.
 
-        Of parameters that have both.
+        Of parameters that have both, on any rank.
+
+        Args:
+            records: The same on every rank, in the same order.
+            tell: Makes [sharers, n] of every rank's float64 [n].
         """
-        chosen = [r for r in records if not self._looks[r.index].columns.are_all]
-        if not chosen:
-            return {}
-        stacked = [self._looks[r.index].squares for r in chosen]
-        numbers = read_numbers(torch.cat([s for s in stacked if s is not None]))
+        rows = tell(self._squares(records).view(-1))
+        rows = rows.view(len(rows), len(records), 3)
         found = {}
-        for place, record in enumerate(chosen):
-            total, important = numbers[2 * place : 2 * place + 2]
-            where = slice_of(record)
+        for place, record in enumerate(records):
+            total, important = (ordered_sum(rows[:, place, n].tolist()) for n in range(2))
+            if not rows[:, place, 2].any():
+                continue
+            slot = record.slot
+            where = ColumnSlice.of(slot.shape, start=0, elements=slot.elements)
             kept = where.kept(self._settings.topk_ratio)
             # rounding may leave the smaller part of a sum below zero
             rest = math.sqrt(max(0.0, total - important) / (where.columns - kept))
             found[record.index] = (rest, math.sqrt(important / kept))
+        return found
+
+    def _squares(self, records: Sequence[ParamRecord]) -> torch.Tensor:
+        """float64 [records, 3]: sums of squares of this rank's slice, and whether it has a rest."""
+        found = torch.zeros(len(records), 3, dtype=torch.float64)
+        held = [n for n, record in enumerate(records) if record.segment.elements]
+        looks = [self._looks[records[n].index] for n in held]
+        if looks:
+            squares = torch.cat([look.squares for look in looks if look.squares is not None])
+            found[held, :2] = torch.tensor(read_numbers(squares), dtype=torch.float64).view(-1, 2)
+            has_rest = [float(not look.columns.are_all) for look in looks]
+            found[held, 2] = torch.tensor(has_rest, dtype=torch.float64)
         return found

@@ -34,10 +34,10 @@ def places_for(options: EngineOptions, places: Sequence[UpdatePlace]) -> Sequenc
         UnsupportedError: It has none for one of them.
     """
     if isinstance(options.policy, ZenFlow):
-        return _zenflow(options, places, every=options.policy.update_every)
+        return _zenflow(options, places)
     if isinstance(options.policy, Delayed):
         return _delayed(options, places)
-    if isinstance(options.policy, Speculative) and UpdatePlace.NVME in places:
+    if isinstance(options.policy, Speculative) and _uses_files(options, places):
         raise UnsupportedError(
             "speculative updates do not keep state in files: what is discarded would have been "
             "written to the drive in vain",
@@ -46,10 +46,8 @@ def places_for(options: EngineOptions, places: Sequence[UpdatePlace]) -> Sequenc
     return places
 
 
-def _zenflow(
-    options: EngineOptions, places: Sequence[UpdatePlace], *, every: int | None
-) -> Sequence[UpdatePlace]:
-    if UpdatePlace.NVME in places:
+def _zenflow(options: EngineOptions, places: Sequence[UpdatePlace]) -> Sequence[UpdatePlace]:
+    if _uses_files(options, places):
         raise UnsupportedError(
             "zenflow does not keep state in files: columns that become important need theirs at "
             "once, and in a file they lie all over",
@@ -61,42 +59,46 @@ def _zenflow(
             "weights on the device in every step",
             hint=f"keep weights on the device (offload_param.device: none), {_OR_EXACT}",
         )
-    if every is None and options.sharding.size > 1:
+    if _was_chosen(options) and UpdatePlace.STREAMED in places:
         raise UnsupportedError(
-            "zenflow over several ranks needs a number of steps between updates of the rest: each "
-            "rank sees its own slices alone",
-            hint="write zenflow.update_interval: 4, for example",
+            "zenflow does not let state visit the device: the rest is updated on the host, once in "
+            "several steps",
+            hint=f"delete forebay.streamed_units, {_OR_EXACT}",
         )
     kept = (UpdatePlace.DEVICE, UpdatePlace.HOST)
     return [place if place in kept else UpdatePlace.HOST for place in places]
 
 
 def _delayed(options: EngineOptions, places: Sequence[UpdatePlace]) -> Sequence[UpdatePlace]:
-    if UpdatePlace.NVME in places:
-        raise UnsupportedError(
-            "delayed updates do not keep state in files: new weights would wait a whole step in "
-            "host memory that files are to save",
-            hint=f"keep state in host memory (offload_optimizer.device: cpu), {_OR_EXACT}",
-        )
-    if options.weights is WeightPlace.HOST:
+    if options.weights.is_off_device:
         raise UnsupportedError(
             "delayed updates do not keep weights on the host: those that passes load would have "
             "to be kept beside those that an update makes",
             hint=f"keep weights on the device (offload_param.device: none), {_OR_EXACT}",
         )
-    was_chosen = options.update is not None or options.places is not None
-    if was_chosen and UpdatePlace.DEVICE in places:
+    was_chosen = _was_chosen(options)
+    if was_chosen and UpdatePlace.STREAMED in places:
         raise UnsupportedError(
-            "delayed updates run on the host, and some state is to stay on the device: all updates "
-            "come into force together",
-            hint=f"offload all of it (offload_optimizer.device: cpu, no ratio), {_OR_EXACT}",
+            "delayed updates do not let state visit the device: a visit makes the host's update "
+            "shorter, and that has the whole next step already",
+            hint=f"delete forebay.streamed_units, {_OR_EXACT}",
         )
     if options.timing is Timing.SYNCHRONOUS:
         raise UnsupportedError(
             "delayed updates outlast their step, and synchronous finishes every update within it",
             hint=f"delete forebay.synchronous, {_OR_EXACT}",
         )
-    return [UpdatePlace.HOST] * len(places)
+    return places if was_chosen else [UpdatePlace.HOST] * len(places)
+
+
+def _uses_files(options: EngineOptions, places: Sequence[UpdatePlace]) -> bool:
+    """Whether some state is in files, or may be where host memory is short."""
+    return options.nvme is not None or UpdatePlace.NVME in places
+
+
+def _was_chosen(options: EngineOptions) -> bool:
+    """Whether somebody said where units update; else the planner did."""
+    return options.update is not None or options.places is not None
 
 
 def with_policy_that_pays(placement: Placement, *, check: Callable[[Placement], None]) -> Placement:

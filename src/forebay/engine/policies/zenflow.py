@@ -195,12 +195,23 @@ class ZenFlowUpdates(UpdatePolicy):
     def _rest_is_due(self, present: Sequence[ParamRecord], scale: float) -> bool:
         settings = self._settings
         if settings.update_every is None:
-            held = [record for record in present if record.segment.elements]
-            for index, (rest, important) in self._importance.norms(held).items():
+            norms = self._importance.norms(present, tell=self._tell)
+            for index, (rest, important) in norms.items():
                 self._counts.add_norms(index, rest=abs(scale) * rest, other=abs(scale) * important)
         if settings.updates_rest(self._counts.step):
             return True
         return settings.update_every is None and self._counts.are_ripe(settings.auto_ratio)
+
+    def _tell(self, own: torch.Tensor) -> torch.Tensor:
+        """What every rank says that holds another slice: [sharers, n]."""
+        queue, what = self._lanes.ranks, "norms of columns"
+        if queue is None:
+            return own[None]
+        group = queue.collectives.group
+        job = queue.submit(lambda: group.tell(own, what=what), what=what)
+        job.wait()
+        rows: torch.Tensor = job.result[list(group.sharers)]
+        return rows
 
     def _update_rest(self, unit: Unit) -> None:
         """Update a unit's rest on the host with what is gathered."""
