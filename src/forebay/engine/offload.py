@@ -9,6 +9,7 @@ from torch import distributed, nn
 
 from forebay.engine.engine import Engine
 from forebay.engine.offload_files import nvme_options
+from forebay.engine.offload_policy import asked_policy
 from forebay.engine.optimizer import OffloadedOptimizer
 from forebay.engine.options import ActivationPlace, EngineOptions, Timing
 from forebay.errors import ConfigError, UnsupportedError
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from forebay.engine.offload_files import Folders
+    from forebay.engine.offload_policy import Update
     from forebay.optim.loss_scale import LossScale
 
 __all__ = ["offload", "offload_with"]
@@ -39,6 +41,7 @@ def offload(  # noqa: PLR0913 - the public face, fixed by the design
     synchronous: bool = False,
     nvme_path: Folders | None = None,
     aio: Mapping[str, Any] | None = None,
+    update: Update = "exact",
 ) -> tuple[nn.Module, OffloadedOptimizer]:
     """Keep a model's optimizer state in host memory and train it with the same arithmetic.
 
@@ -62,6 +65,9 @@ def offload(  # noqa: PLR0913 - the public face, fixed by the design
             `host_budget` has no room for (all of it without one); None keeps all in memory.
         aio: How files are read and written, as DeepSpeed's section of that name: `block_size`,
             `queue_depth`, `intra_op_parallelism`, `single_submit`, `overlap_events`.
+        update: When updates run, as the configuration's key `forebay.update`: "exact",
+            "speculative", "delayed" or "zenflow"; with settings, `{"delayed": {"warm_up_steps":
+            10}}`, or `{"zenflow": {...}}` with the keys of that section.
 
     Returns:
         The model, and an optimizer to use in place of the one given.
@@ -110,6 +116,7 @@ def offload(  # noqa: PLR0913 - the public face, fixed by the design
             timing=Timing.SYNCHRONOUS if synchronous else Timing.DEFERRED,
             loss_scale=_default_loss_scale(model),
             nvme=nvme_options(nvme_path, aio=aio),
+            policy=asked_policy(update),
         ),
     )
 
