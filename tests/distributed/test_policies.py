@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from distributed import ranks, training
 from distributed.training import Recipe
+from forebay.plan import UpdatePlace
 from forebay.plan.policies import Delayed, Speculative
 
 _STAGES = [Recipe(stage=stage, steps=5, unit_elements=1) for stage in (0, 1, 2, 3)]
@@ -30,6 +31,8 @@ def test_speculative_updates_are_the_exact_ones():
 def test_delayed_updates_are_the_same_at_every_stage():
     delayed = Delayed(warm_up_steps=1)
     recipes = [_STAGES[1], *(replace(recipe, policy=delayed) for recipe in _STAGES)]
+    recipes += [replace(recipe, place=UpdatePlace.DEVICE) for recipe in recipes[1:]]
+    recipes += [replace(recipe, place=UpdatePlace.NVME) for recipe in recipes[3:5]]
     for exact, *results in ranks.run(3, training.train_all, recipes):
         _assert_same(results)
         assert results[0]["norms"][:2] == exact["norms"][:2]

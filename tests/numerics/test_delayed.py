@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import functools
+import tempfile
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 
 from forebay.engine import EngineOptions
+from forebay.engine.file_space import NvmeOptions
 from forebay.engine.options import SumPlace
 from forebay.links import FaultScript
-from forebay.plan import SixteenBitMaster
+from forebay.plan import SixteenBitMaster, UpdatePlace
 from forebay.plan.policies import Delayed
+from forebay.plan.share import places_for_share
 from numerics.delayed_reference import NEVER, train_delayed
 from numerics.test_exactness import DEVICES, DTYPES, ONE_DTYPE_FIRST
 from numerics.training import CLIP, Recipe, assert_same_bits, train
 
 pytestmark = pytest.mark.usefixtures("deterministic")
 
+# Several records of each part, and fewer buffers than they are.
+TINY = NvmeOptions(paths=(Path(tempfile.gettempdir()),), buffer_count=2, buffer_elements=200)
 DELAYED = EngineOptions(policy=Delayed())
 SLOW = pytest.mark.slow
 PLACES = {
@@ -28,7 +35,13 @@ PLACES = {
     "whole_masters": replace(DELAYED, bf16_master=SixteenBitMaster.WHOLE),
     "tiny_pieces_whole": replace(DELAYED, piece_elements=17, bf16_master=SixteenBitMaster.WHOLE),
     "five_threads": replace(DELAYED, threads=5, piece_elements=100),
+    "half_on_device": replace(
+        DELAYED, unit_elements=1, places=partial(places_for_share, share=0.5)
+    ),
+    "device": replace(DELAYED, update=UpdatePlace.DEVICE),
+    "files": replace(DELAYED, nvme=TINY),
 }
+QUICK = ("host", "half_on_device", "files")
 
 
 @functools.cache
@@ -53,7 +66,7 @@ def test_the_reference_is_exact_training_where_nothing_is_delayed(dtype, micro):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("clip", [pytest.param(None, marks=SLOW), CLIP], ids=["no_clip", "clip"])
 @pytest.mark.parametrize(
-    "place", ["host", *[pytest.param(place, marks=SLOW) for place in PLACES if place != "host"]]
+    "place", [*QUICK, *[pytest.param(place, marks=SLOW) for place in PLACES if place not in QUICK]]
 )
 def test_one_backward_per_update(place, clip, dtype, device):
     """A skipped step in the middle brings the one before into force."""
@@ -72,7 +85,7 @@ def test_one_backward_per_update(place, clip, dtype, device):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", ONE_DTYPE_FIRST, ids=str)
 @pytest.mark.parametrize("sums", ["learned", pytest.param("host", marks=SLOW), "device"])
-@pytest.mark.parametrize("place", ["host", "tiny_pieces_whole"])
+@pytest.mark.parametrize("place", ["host", "tiny_pieces_whole", "half_on_device", "files"])
 def test_several_backwards_per_update(place, sums, dtype, device):
     recipe = Recipe(dtype=dtype, micro=4, device=device, steps=8)
     options = PLACES[place]
@@ -90,9 +103,13 @@ def test_exact_steps_first_and_a_schedule(warm_up, device):
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("whole", SixteenBitMaster)
-def test_delayed_and_reordered_copies(whole, seed, device):
+@pytest.mark.parametrize("where", [*SixteenBitMaster, "files"])
+def test_delayed_and_reordered_copies(where, seed, device):
     recipe = Recipe(dtype=torch.bfloat16, micro=1 + seed % 2, device=device, steps=6)
     fault = FaultScript(seed=seed, max_delay_us=2000)
-    options = EngineOptions(fault=fault, piece_elements=50, unit_elements=200, bf16_master=whole)
+    options = EngineOptions(fault=fault, piece_elements=50, unit_elements=200)
+    if where == "files":
+        options = replace(options, nvme=TINY)
+    else:
+        options = replace(options, bf16_master=where)
     _check(recipe, options)

@@ -63,17 +63,6 @@ def test_resolving_what_was_resolved(kind):
         ),
         (
             merged(
-                _update("delayed"),
-                {
-                    "zero_optimization": {
-                        "offload_optimizer": {"device": "nvme", "nvme_path": "/tmp"}
-                    }
-                },
-            ),
-            "needs zero_optimization.offload_optimizer.device cpu.*files are to save",
-        ),
-        (
-            merged(
                 _update("speculative"),
                 {
                     "zero_optimization": {
@@ -88,8 +77,8 @@ def test_resolving_what_was_resolved(kind):
             "offload_param.device.*contradicts",
         ),
         (
-            merged(_update("delayed"), _place(ratio=0.5)),
-            "ratio = 0.5 contradicts",
+            _update("delayed", streamed_units=[0]),
+            r"streamed_units = \[0\] contradicts",
         ),
         (_update("delayed", synchronous=True), "forebay.synchronous = true contradicts"),
     ],
@@ -105,6 +94,7 @@ def test_what_contradicts_a_mode_is_named(changes, match):
         ({}, EXACT),
         (SUPER, Speculative()),
         (_update("delayed", warm_up_steps=3), Delayed(warm_up_steps=3)),
+        (merged(_update("delayed"), _place(ratio=0.5)), Delayed(warm_up_steps=40)),
         (
             merged(SUPER, {"gradient_clipping": 0.0, "bf16": {"check_grad_overflow": False}}),
             DuringBackward(),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tempfile
+
 import pytest
 import torch
 
@@ -13,7 +15,11 @@ from forebay.optim.reference import round_to
 
 EXACT = {"bf16": {"enabled": True}}
 DELAYED = merged(EXACT, {"forebay": {"update": "delayed", "warm_up_steps": 2}})
+HALF = {"sub_group_size": 1, "offload_optimizer": {"ratio": 0.5}}
+FILES = {"device": "nvme", "nvme_path": tempfile.gettempdir(), "buffer_count": 2}
 KINDS = {
+    "half": merged(DELAYED, {"zero_optimization": HALF}),
+    "files": merged(DELAYED, {"zero_optimization": {"offload_optimizer": FILES}}),
     "exact": EXACT,
     "delayed": DELAYED,
     "device": merged(EXACT, {"zero_optimization": {"offload_optimizer": {"device": "none"}}}),
@@ -23,9 +29,10 @@ KINDS = {
 
 
 @pytest.mark.parametrize("fp16", [False, True])
-def test_going_on_from_a_checkpoint(tmp_path, fp16):
+@pytest.mark.parametrize("kind", ["delayed", "half", "files"])
+def test_going_on_from_a_checkpoint(tmp_path, fp16, kind):
     """Saving changes nothing, and what is loaded goes on with the same bits."""
-    config = DELAYED
+    config = KINDS[kind]
     if fp16:
         config = merged(config, {"bf16": {"enabled": False}, "fp16": {"enabled": True}})
     plain = engine_of(config)
@@ -44,10 +51,11 @@ def test_going_on_from_a_checkpoint(tmp_path, fp16):
         engine.close()
 
 
+@pytest.mark.parametrize("saved", ["delayed", "half", "files"])
 @pytest.mark.parametrize("kind", ["exact", "device", "speculative", "fp32"])
-def test_loading_into_other_modes(tmp_path, kind):
+def test_loading_into_other_modes(tmp_path, kind, saved):
     """They have the newest masters, and weights that are those, rounded."""
-    first = engine_of(DELAYED)
+    first = engine_of(KINDS[saved])
     train(first, 9)
     first.save_checkpoint(tmp_path)
     other = engine_of(KINDS[kind])
@@ -62,12 +70,13 @@ def test_loading_into_other_modes(tmp_path, kind):
     other.close()
 
 
+@pytest.mark.parametrize("into", ["delayed", "half", "files"])
 @pytest.mark.parametrize("kind", ["exact", "device", "speculative"])
-def test_loading_from_other_modes(tmp_path, kind):
+def test_loading_from_other_modes(tmp_path, kind, into):
     first = engine_of(KINDS[kind])
     train(first, 9)
     first.save_checkpoint(tmp_path)
-    other = engine_of(DELAYED)
+    other = engine_of(KINDS[into])
     other.load_checkpoint(tmp_path)
     assert same_bits(bits_of(first), bits_of(other))
     train(other, 3)
@@ -87,9 +96,10 @@ def test_what_a_checkpoint_has_of_it(tmp_path):
     engine.close()
 
 
-def test_a_weight_that_the_user_writes_is_in_force_and_its_master():
+@pytest.mark.parametrize("kind", ["delayed", "half", "files"])
+def test_a_weight_that_the_user_writes_is_in_force_and_its_master(kind):
     """What was held back for it is dropped; other weights come into force as they should."""
-    engine, plain = engine_of(DELAYED), engine_of(DELAYED)
+    engine, plain = engine_of(KINDS[kind]), engine_of(KINDS[kind])
     for one in (engine, plain):
         train(one, 6)
         one.module.state_dict()  # weights are here, and the update has run
@@ -107,8 +117,9 @@ def test_a_weight_that_the_user_writes_is_in_force_and_its_master():
     plain.close()
 
 
-def test_closing_brings_the_last_update_into_force():
-    engine = engine_of(DELAYED)
+@pytest.mark.parametrize("kind", ["delayed", "half", "files"])
+def test_closing_brings_the_last_update_into_force(kind):
+    engine = engine_of(KINDS[kind])
     train(engine, 6)
     engine.module.state_dict()
     before = [p.clone() for p in engine.module.parameters()]

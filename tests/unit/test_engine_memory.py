@@ -7,6 +7,7 @@ import gc
 import mmap
 import re
 from dataclasses import replace
+from functools import partial
 from itertools import product
 
 import pytest
@@ -21,6 +22,8 @@ from forebay.hardware.limits import host_ceiling
 from forebay.model.layout import ITEM_BYTES
 from forebay.plan import Accumulation, SixteenBitMaster, UpdatePlace, forecast
 from forebay.plan.placement import Placement
+from forebay.plan.policies import Delayed
+from forebay.plan.share import places_for_share
 from forebay.tiers.ledger import Role, Tier
 from forebay.units_of_measure import parse_bytes
 from unit.engine_cases import CPU, FILES, adamw, mlp, offloaded, run, same, weights
@@ -72,6 +75,18 @@ def test_forecast_is_the_ledger_to_the_byte(form, update, sums):
         held = _ledger_bytes(optimizer)
         held.pop(("device", "staging"), None)  # visits come and go
         assert held == planned
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_delayed_updates_are_forecast_on_host_and_device(dtype):
+    """State on the device has a whole master beside weights that are one update behind."""
+    places = partial(places_for_share, share=0.5)
+    half = replace(CPU, policy=Delayed(), places=places, unit_elements=1)
+    for options in (half, replace(half, nvme=FILES)):
+        with offloaded(_wide(dtype), options) as optimizer:
+            planned = forecast(optimizer.engine.placement, device_page_bytes=mmap.PAGESIZE)
+            assert planned["device", "hp_params"] > 0
+            assert _ledger_bytes(optimizer) == planned
 
 
 def test_learned_accumulation_ends_at_its_forecast():

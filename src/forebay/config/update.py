@@ -57,14 +57,11 @@ def _device(values: Values) -> str:
 
 def _places(values: Values, update: str) -> list[Problem]:
     device = _device(values)
-    if device == "cpu":
+    if device == "cpu" or (device == "nvme" and update == "delayed"):
         return []
     why = "with all state on the device there is no update on the host to hide"
     if device == "nvme":
-        why = {
-            "speculative": "what is discarded would have been written to the drive in vain",
-            "delayed": "new weights would wait a whole step in host memory that files are to save",
-        }[update]
+        why = "what is discarded would have been written to the drive in vain"
     return [
         Problem(
             f"config key {_UPDATE} = {shown(update)} needs {_OFFLOAD}.device cpu, and it is "
@@ -85,9 +82,9 @@ def _delayed(values: Values) -> list[Problem]:
             "weights that are loaded for every pass would have to be kept twice on the host",
         ),
         (
-            given.get(f"{_OFFLOAD}.ratio") not in (None, 1, 1.0),
-            f"{_OFFLOAD}.ratio = {shown(given.get(f'{_OFFLOAD}.ratio'))}",
-            "state on the device is updated in no time, and all updates come into force together",
+            bool(given.get("forebay.streamed_units")),
+            f"forebay.streamed_units = {shown(given.get('forebay.streamed_units'))}",
+            "a visit to the device makes the host's update shorter, and that has a whole step",
         ),
         (
             bool(given.get("forebay.synchronous")),

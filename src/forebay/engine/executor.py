@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from forebay.engine.gradients import GradientPath, before_update
 from forebay.links.observer import Moment
 from forebay.optim.flat_state import FlatState, native_part
+from forebay.optim.reference import round_to
 from forebay.plan.placement import MasterLayout, UpdatePlace
 from forebay.plan.program import UPDATING, Lane, OpKind, Trigger, TriggerKind, Turn
 
@@ -178,11 +179,19 @@ class Executor:
         self._order = None
 
     def update_behind(self, program: Program, order: UpdateOrder) -> HeldUpdates:
-        """Run a step's updates on the host; their weights stay there until `come_into_force`."""
+        """Run a step's updates, those on the host first; their weights wait there.
+
+        Until `come_into_force`; those of updates on the device are in their masters.
+        """
         self._order = order
-        for op in program.updates:
-            if op.kind is OpKind.UPDATE and op.unit is not None:
-                self._run(op, self.units[op.unit])
+        started = [op for op in program.updates if op.kind is OpKind.UPDATE]
+        for op in sorted(started, key=lambda op: op.lane is Lane.COMPUTE):
+            assert op.unit is not None
+            unit = self.units[op.unit]
+            if unit.placement.update is UpdatePlace.NVME and self.spool is not None:
+                self._updates[unit.index] = self.spool.update_behind(unit, order)
+            else:
+                self._run(op, unit)
         updates, self._updates, self._order = self._updates, {}, None
         return HeldUpdates(order=order, tickets=updates)
 
@@ -330,11 +339,15 @@ class Executor:
         return native
 
     def _publish(self, unit: Unit) -> None:
-        if unit.placement.update is UpdatePlace.NVME:
-            _piece_by_piece(unit)
-            return
         order = self._order
         assert order is not None
+        if unit.placement.update is UpdatePlace.NVME:
+            if unit.index in self._updates and self.spool is not None:  # else piece by piece
+                self.spool.publish(unit, self._updates[unit.index], order)
+            return
+        if unit.placement.update is UpdatePlace.DEVICE:
+            _show(unit, [r for r in unit.records if r.index in order.hyper_of])
+            return
         self.publisher.publish(unit, self._updates[unit.index], order.hyper_of)
 
 
@@ -345,6 +358,15 @@ def _rounded_weights(part: PartStorage) -> int:
     return part.weights.data_ptr() if part.stores_on_host else part.gradient_address
 
 
+def _show(unit: Unit, changed: Sequence[ParamRecord]) -> None:
+    """The weights of some parameters are their masters on the device, rounded, from now on."""
+    for record in changed:
+        part, held = record.part, record.segment
+        here = slice(held.offset, held.end)
+        part.own_weights[here] = round_to(part.high[here], part.dtype)
+    unit.mark_changed(changed)
+
+
 def _piece_by_piece(unit: Unit) -> None:
     """State in files: each piece is published and written back where it is updated."""
     del unit
@@ -352,11 +374,12 @@ def _piece_by_piece(unit: Unit) -> None:
 
 def _flat_state(part: PartStorage) -> FlatState:
     on_device_whole = part.master is MasterLayout.WHOLE and not part.on_host
+    shows = on_device_whole and not part.shows_later
     return FlatState(
         high=part.high,
         low=part.low,
         exp_avg=part.exp_avg,
         exp_avg_sq=part.exp_avg_sq,
-        out=part.own_weights if on_device_whole else None,
+        out=part.own_weights if shows else None,
         segments=part.update_segments,
     )

@@ -80,13 +80,11 @@ class PartStorage:
         self.own = self.shard.inner(placement.sharding.own(layout))
         self.segments = {slot.index: self.shard.segment(slot) for slot in layout.slots}
         self.update = update
-        self.master = placement.master_layout(layout.dtype)
+        self.master = placement.master_layout(layout.dtype, update=update)
         self.dtype = TORCH_DTYPES[layout.dtype]
         self.device = memory.device
         self._memory = memory
-        self.files: FileState | None = None
-        if update is UpdatePlace.NVME:
-            self.files = self._file_state(placement.buffers.piece_elements)
+        self.files = self._file_state(placement) if update is UpdatePlace.NVME else None
         self.loads: list[Any] = []
         self.direct_reads: list[DirectRead] = []
         self.squares: list[Any] = []
@@ -94,6 +92,8 @@ class PartStorage:
         self.rounded_apart: torch.Tensor | None = None
         self._own: dict[int, torch.Tensor] = {}
         self.on_host = update is not UpdatePlace.DEVICE
+        # An update on the device leaves the weights as they are: they come into force later.
+        self.shows_later = not self.on_host and isinstance(placement.policy, Delayed)
         # Updated on the device last time: what `high` mirrors of the weights is older than they.
         self.high_is_stale = False
         self._state = StateMemory(self.elements, self.master, update=update, memory=memory)
@@ -167,7 +167,7 @@ class PartStorage:
         """Elements of the state that is held here: the part's, or this rank's shard of them."""
         return self.shard.elements
 
-    def _file_state(self, piece_elements: int) -> FileState:
+    def _file_state(self, placement: Placement) -> FileState:
         assert self._memory.files is not None
         if self.master is MasterLayout.SPLIT:
             self.master = MasterLayout.WHOLE
@@ -175,7 +175,7 @@ class PartStorage:
         return FileState(
             self.elements,
             names=names,
-            piece_elements=piece_elements,
+            piece_elements=placement.buffers.piece_elements,
             space=self._memory.files,
         )
 

@@ -6,7 +6,8 @@ the ticket of the one before:
     read (its buffer is free) -> update (the gradient has landed) -> publish the new weights
                                                                   -> write back -> buffer is free
 
-Where weights are in files too, they are summed and written instead of published.
+Where weights are in files too, they are summed and written instead of published; those of delayed
+updates stay over the gradient until the next step.
 
 [Note: what stays] Buffers end a step with its last pieces. Read-ahead during the next backward
 needs no clip factor; it fills them with the pieces that the coming step begins with, and leaves
@@ -20,31 +21,29 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 from forebay.engine.gradients import before_update
+from forebay.engine.piece_job import NewWeights, jobs_of
 from forebay.engine.weight_spool import WeightPiece
 from forebay.links.lanes import PIECE_BYTES
-from forebay.model.layout import ITEM_BYTES
 from forebay.optim.flat_state import native_hypers
 from forebay.plan.memory import buffer_bytes
 from forebay.plan.placement import UpdatePlace
 from forebay.plan.program import Lane, OpKind
-from forebay.plan.records import ROLES
 from forebay.tiers.host import HostArena
 from forebay.tiers.ledger import Role
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from forebay.engine.file_state import FileState
     from forebay.engine.part import PartStorage
+    from forebay.engine.piece_job import PieceJob
     from forebay.engine.publisher import Publisher
-    from forebay.engine.record import ParamRecord
     from forebay.engine.state_memory import PartMemory
     from forebay.engine.terms import UpdateOrder
     from forebay.engine.unit import Unit
     from forebay.links.host_nvme import FileLink
     from forebay.links.lanes import Lanes
     from forebay.plan.placement import Placement
-    from forebay.plan.records import Record
 
 __all__ = ["Spool"]
 
@@ -132,43 +131,83 @@ class Spool:
 
     def update(self, unit: Unit, order: UpdateOrder) -> None:
         """Enqueue all of a unit's update; its weights are pending from now on."""
-        numbers = native_hypers(self._lanes.core, order.hypers)
         event = self._lanes.accelerator.record_event()
         arrivals: list[Any] = []
-        changed: list[ParamRecord] = []
-        for part, records in zip(unit.parts, unit.records_of_part, strict=True):
-            present = [record for record in records if record.index in order.hyper_of]
-            if not present:
-                continue
-            part.await_readers()
-            changed.extend(present)
-            updates = []
-            for index in range(len(part.files.records) if part.files is not None else 0):
-                job = _PieceJob(part, records, index, order)
-                if job.is_present:
-                    update = self._advance(unit, job, numbers, order.scale)
-                    updates.append(update)
-                    leaves = []
-                    if not unit.stores_off_device:
-                        leaves = [self._publish(unit, job, update, event.handle)]
-                        arrivals += leaves
-                    elif part.weight_files is not None:
-                        leaves = [self._write_weights(part.weight_files, job, update)]
-                    self._write(unit, job, update, leaves)
-            if updates:
-                part.ticket = self._lanes.hold(self._lanes.join(updates))
+
+        def _leave(job: PieceJob, update: Any) -> list[Any]:
+            if job.part.weight_files is not None:
+                return [self._write_weights(job.part.weight_files, job, update)]
+            if unit.stores_off_device:
+                return []
+            arrivals.append(self._publish(unit, job, [update], event.handle))
+            return arrivals[-1:]
+
+        self._update(unit, order, where=NewWeights.APART, leave=_leave)
+        changed = [record for record in unit.records if record.index in order.hyper_of]
         if unit.stores_off_device:
             self._publisher.written_back(unit, order.hyper_of)
         elif changed:
             self._lanes.hold(self._lanes.join(arrivals), event)
             self._publisher.await_arrivals(unit, changed, arrivals)
 
+    def update_behind(self, unit: Unit, order: UpdateOrder) -> list[Any]:
+        """As `update`; new weights lie over the gradient they came from until `publish`.
+
+        Returns:
+            The ticket of each part's update; None where it has none.
+        """
+
+        def _stay(job: PieceJob, update: Any) -> list[Any]:
+            del job, update
+            return []
+
+        return self._update(unit, order, where=NewWeights.OVER_GRADIENT, leave=_stay)
+
+    def publish(self, unit: Unit, updates: Sequence[Any], order: UpdateOrder) -> None:
+        """Send up what `update_behind` has made, of parameters that are still in the order."""
+        event = self._lanes.accelerator.record_event()
+        arrivals: list[Any] = []
+        for part, records, update in zip(unit.parts, unit.records_of_part, updates, strict=True):
+            if update is None or part.files is None:
+                continue
+            jobs = jobs_of(part, records, order, where=NewWeights.OVER_GRADIENT)
+            sent = [self._publish(unit, job, [update], event.handle) for job in jobs]
+            if sent:
+                part.ticket = self._lanes.hold(self._lanes.join([update, *sent]), event)
+                arrivals += sent
+        changed = [record for record in unit.records if record.index in order.hyper_of]
+        self._publisher.await_arrivals(unit, changed, arrivals)
+
+    def _update(
+        self,
+        unit: Unit,
+        order: UpdateOrder,
+        *,
+        where: NewWeights,
+        leave: Callable[[PieceJob, Any], list[Any]],
+    ) -> list[Any]:
+        """Update a unit's pieces and write them; `leave` says what else a buffer waits for."""
+        numbers = native_hypers(self._lanes.core, order.hypers)
+        tickets: list[Any] = []
+        for part, records in zip(unit.parts, unit.records_of_part, strict=True):
+            tickets.append(None)
+            if not any(record.index in order.hyper_of for record in records):
+                continue
+            part.await_readers()
+            updates = []
+            for job in jobs_of(part, records, order, where=where):
+                updates.append(self._advance(unit, job, numbers, order.scale))
+                self._write(unit, job, updates[-1], leave(job, updates[-1]))
+            if updates:
+                tickets[-1] = part.ticket = self._lanes.hold(self._lanes.join(updates))
+        return tickets
+
     def close(self) -> None:
         """Give the memory back; the lanes are closed. Idempotent."""
         self._buffers.clear()
         self._arena.close()
 
-    def _advance(self, unit: Unit, job: _PieceJob, numbers: list[Any], scale: float) -> Any:
+    def _advance(self, unit: Unit, job: PieceJob, numbers: list[Any], scale: float) -> Any:
         """Bring a piece, unless it is here, and update it."""
         lanes, state = self._lanes, job.state
         buffer = self._holder(state, job.index)
@@ -191,7 +230,7 @@ class Spool:
         self._last_update = lanes.hold(ticket, native)
         return ticket
 
-    def _publish(self, unit: Unit, job: _PieceJob, update: Any, event: int) -> Any:
+    def _publish(self, unit: Unit, job: PieceJob, after: Sequence[Any], event: int) -> Any:
         self._lanes.observer.doing(OpKind.PUBLISH, unit.name)
         plan = self._lanes.core.CopyPlan(PIECE_BYTES)
         item = job.part.dtype.itemsize
@@ -202,9 +241,9 @@ class Spool:
                     target + offset * item, job.new_weights + offset * item, elements * item
                 )
         self._traffic[Lane.UP] += plan.nbytes
-        return self._lanes.publish_behind([update], plan, event=event)
+        return self._lanes.publish_behind(after, plan, event=event)
 
-    def _read_weights(self, state: FileState, job: _PieceJob, buffer: _Buffer) -> Any:
+    def _read_weights(self, state: FileState, job: PieceJob, buffer: _Buffer) -> Any:
         """Bring a piece's old weights behind its record: not all of them become new."""
         if job.new_weights == job.buffer:  # fp32: the master that comes is the weight
             return buffer.arrival
@@ -217,7 +256,7 @@ class Spool:
         self._traffic[Lane.READ] += span[2]
         return piece.sums(self._lanes, "compare", at=job.new_weights, after=[read])
 
-    def _write_weights(self, state: FileState, job: _PieceJob, update: Any) -> Any:
+    def _write_weights(self, state: FileState, job: PieceJob, update: Any) -> Any:
         """Sum a piece's new weights and write them to their file."""
         piece = WeightPiece.whole(state, job.index)
         summed = piece.sums(self._lanes, "store", at=job.new_weights, after=[update])
@@ -228,7 +267,7 @@ class Spool:
         state.written[job.index] = ticket
         return ticket
 
-    def _write(self, unit: Unit, job: _PieceJob, update: Any, leaves: list[Any]) -> None:
+    def _write(self, unit: Unit, job: PieceJob, update: Any, leaves: list[Any]) -> None:
         self._lanes.observer.doing(OpKind.STORE, unit.name)
         state, record = job.state, job.record
         span = (state.offset(job.index), job.buffer, record.nbytes)
@@ -272,78 +311,6 @@ class Spool:
                 with contextlib.suppress(RuntimeError):  # surfaces where it is waited for
                     ticket.wait()
             buffer.holds, buffer.is_wanted = None, False
-
-
-class _PieceJob:
-    """One piece of one part in one step.
-
-    Attributes:
-        part: The part.
-        state: Its state.
-        index: The record's index.
-        record: The record.
-        segments: (offset, elements) in the piece of each parameter that has elements there.
-        names: Their names.
-        chosen: Their places in the hyperparameters, -1 where absent.
-        buffer: Address of the buffer, once there is one.
-    """
-
-    def __init__(
-        self, part: PartStorage, records: Sequence[ParamRecord], index: int, order: UpdateOrder
-    ) -> None:
-        assert part.files is not None
-        self.part, self.state, self.index = part, part.files, index
-        self.record: Record = part.files.records[index]
-        self.segments: list[tuple[int, int]] = []
-        self.names: list[str] = []
-        self.chosen: list[int] = []
-        self.buffer = 0
-        for member in records:
-            begin = max(member.segment.offset, self.record.begin)
-            end = min(member.segment.end, self.record.end)
-            if begin < end:
-                self.segments.append((begin - self.record.begin, end - begin))
-                self.names.append(member.label)
-                self.chosen.append(order.hyper_of.get(member.index, -1))
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether every parameter of the piece is updated."""
-        return all(hyper >= 0 for hyper in self.chosen)
-
-    @property
-    def is_present(self) -> bool:
-        """Whether any parameter of the piece is updated."""
-        return any(hyper >= 0 for hyper in self.chosen)
-
-    @property
-    def new_weights(self) -> int:
-        """Address of the new weights: in their place on the host, behind the record, or in it."""
-        if self.part.stores_on_host:
-            return self.part.weights.data_ptr() + self.part.dtype.itemsize * self.record.begin
-        return self.buffer + (0 if self.part.layout.dtype == "float32" else self.record.nbytes)
-
-    def native(self, core: Any) -> Any:
-        """The native core's description of it."""
-        part, record = self.part, self.record
-        dtype = part.layout.dtype
-        item = ITEM_BYTES[part.gradient_dtype]
-        master, exp_avg, exp_avg_sq = (
-            self.buffer + role * record.role_bytes for role in range(len(ROLES))
-        )
-        return core.PartState(
-            part.gradient_address + item * record.begin,
-            part.gradient_dtype,
-            "whole",
-            master,
-            0,
-            exp_avg,
-            exp_avg_sq,
-            0 if self.new_weights == self.buffer else self.new_weights,
-            dtype,
-            self.segments,
-            record.elements,
-        )
 
 
 def _pieces(units: Iterable[Unit]) -> Iterator[tuple[Unit, PartStorage, int]]:

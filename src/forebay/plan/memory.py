@@ -71,7 +71,7 @@ def part_bytes(
             device is the host.
     """
     item, n = ITEM_BYTES[part.dtype], placement.sharding.state(part).elements
-    master = placement.master_layout(part.dtype)
+    master = placement.master_layout(part.dtype, update=update)
     page = mmap.PAGESIZE
 
     def _on_device(nbytes: int) -> int:

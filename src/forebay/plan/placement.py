@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from forebay.model.layout import ITEM_BYTES
 from forebay.plan.load_rules import LoadRules
-from forebay.plan.policies import EXACT
+from forebay.plan.policies import EXACT, Delayed
 
 if TYPE_CHECKING:
     from forebay.model.layout import PartLayout, Shard, UnitLayout
@@ -99,7 +99,7 @@ class MasterLayout(Enum):
     SPLIT = "split"
     """The bf16 weight is the high half; 16 bits beside it complete the master, lossless."""
     WHOLE = "whole"
-    """A separate fp32 master beside a 16-bit weight."""
+    """A separate fp32 master beside a 16-bit weight, or beside one that is older than it."""
 
 
 class SixteenBitMaster(Enum):
@@ -228,13 +228,16 @@ class Placement:
         """
         extra = {MasterLayout.WEIGHT: 0, MasterLayout.SPLIT: 2, MasterLayout.WHOLE: 4}
         own = ITEM_BYTES[dtype] if weights is WeightPlace.HOST else 0
-        return 8 + extra[self.master_layout(dtype)] + own
+        return 8 + extra[self.master_layout(dtype, update=UpdatePlace.STREAMED)] + own
 
-    def master_layout(self, dtype: str) -> MasterLayout:
-        """The layout of masters behind weights of `dtype`, but for those in files.
+    def master_layout(self, dtype: str, *, update: UpdatePlace) -> MasterLayout:
+        """The layout of masters behind weights of `dtype` that update in a place.
 
-        Masters in files are whole: what is read from a drive need not come up from the device.
+        Masters in files are whole all the same: what is read from a drive need not come up from
+        the device. So are those on the device whose weights come into force later than they.
         """
+        if update is UpdatePlace.DEVICE and isinstance(self.policy, Delayed):
+            return MasterLayout.WHOLE
         if dtype == "float32":
             return MasterLayout.WEIGHT
         if dtype == "bfloat16" and self.bf16_master is SixteenBitMaster.SPLIT:

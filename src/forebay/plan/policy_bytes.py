@@ -46,7 +46,7 @@ def policy_bytes(
         return {key: sizes[key] for key in _LANDING if key in sizes}
     if speculates(placement.policy, update=update, weights=weights):
         second = {key: sizes[key] for key in _STATE}
-        if placement.master_layout(part.dtype) is MasterLayout.WHOLE:
+        if placement.master_layout(part.dtype, update=update) is MasterLayout.WHOLE:
             # the gradient stays, so new weights cannot lie over it
             elements = placement.sharding.state(part).elements
             nbytes = ITEM_BYTES[part.dtype] * elements

@@ -295,13 +295,14 @@ def _delayed_ops(
 ) -> None:
     """As `_update_ops`: what the window before has updated comes into force, then the update."""
     index, step = unit.layout.index, Trigger(TriggerKind.STEP)
+    on_device = unit.update is UpdatePlace.DEVICE
     number = len(builder.ops)
     update = number + (2 if placement.gathers_weights else 1)
     publish = Op(
         kind=OpKind.PUBLISH,
-        lane=Lane.UP,
+        lane=Lane.COMPUTE if on_device else Lane.UP,
         unit=index,
-        nbytes=unit_bytes(unit, placement),
+        nbytes=0 if on_device else unit_bytes(unit, placement),
         after_last=(update,),
         trigger=step,
     )
@@ -309,7 +310,19 @@ def _delayed_ops(
     if placement.gathers_weights:
         builder.add(_gather(unit, published))
     after = (*after, published)
-    builder.add(Op(kind=OpKind.UPDATE, lane=Lane.HOST, unit=index, after=after, trigger=step))
+    lane = Lane.COMPUTE if on_device else Lane.HOST
+    builder.add(Op(kind=OpKind.UPDATE, lane=lane, unit=index, after=after, trigger=step))
+    if unit.update is UpdatePlace.NVME:
+        nbytes = sum(record.nbytes for record in _records(unit, placement))
+        store = Op(
+            kind=OpKind.STORE,
+            lane=Lane.WRITE,
+            unit=index,
+            nbytes=nbytes,
+            after=(update,),
+            trigger=step,
+        )
+        builder.add(store)
 
 
 def _records(unit: UnitPlacement, placement: Placement) -> list[Record]:

@@ -7,6 +7,9 @@ staleness is exactly one (the delayed parameter update of ZeRO-Offload, arXiv:21
 [Note: two landing places] The gradient of a step is being used while the next one lands, so each
 part has two landing places and they take turns. Where masters are whole, new weights lie over the
 gradient they came from; they leave from there one step later, before a gradient lands there again.
+
+[Note: state on the device] There the update runs at once, on a whole master beside the weights,
+which become that master, rounded, in the next step: all weights come into force together.
 """
 
 from __future__ import annotations
@@ -48,6 +51,8 @@ class DelayedUpdates(UpdatePolicy):
         self._units = parts.units
         self._records = [record for unit in parts.units for record in unit.records]
         self._parts = [part for unit in parts.units for part in unit.parts]
+        # What is updated on the device uses its gradient at once.
+        self._landing = [part for part in self._parts if part.on_host]
         self._held: HeldUpdates | None = None
         self._spread = parts.executor.spread
         # Weights of a checkpoint's masters that come into force with the next step.
@@ -85,13 +90,13 @@ class DelayedUpdates(UpdatePolicy):
         for part in self._parts:
             part.await_readers()
         self._executor.come_into_force(program, held)
-        for part in self._parts:
+        for part in self._landing:
             if part.ticket is not None:
                 part.loads.append(part.ticket)  # the next update changes what this one sends up
         self._turn_over()
 
     def _turn_over(self) -> None:
-        for part in self._parts:
+        for part in self._landing:
             part.turn_over()
 
     def holds_back(self, record: ParamRecord) -> bool:
