@@ -218,3 +218,17 @@ def test_state_set_by_hand_meanwhile_is_not_in_the_checkpoint(tmp_path, setter):
         engine.wait_for_checkpoint()
         engine.load_checkpoint(tmp_path)
         assert_same(numbers(engine), want)
+
+
+def test_a_save_beside_training_makes_do_with_what_the_budget_leaves(tmp_path):
+    model = torch.nn.Linear(64, 64)
+    budget = 3 * BLOCK_BYTES
+    model, optimizer = forebay.offload(
+        model, torch.optim.AdamW(model.parameters()), host_budget=budget
+    )
+    beside = forebay.SaveTiming.BESIDE_TRAINING
+    checkpoints = forebay.Checkpoints(optimizer, tmp_path, timing=beside)
+    checkpoints.save("one")
+    checkpoints.wait()
+    assert checkpoints.load("one") == {}
+    optimizer.close()
