@@ -25,6 +25,13 @@ def test_a_parent_and_its_children_that_share_a_unit_are_loaded(stage, offload, 
         assert all(checks.values()), checks
 
 
+@slow
+@pytest.mark.parametrize(("modifier", "sharers"), [(1, -1), (1, 2), (2, 2)])
+def test_what_one_rank_writes_reaches_every_copy(modifier, sharers):
+    for found in ranks.run(4, user_loads.load_on_one_rank, modifier, sharers):
+        assert all(found.values()), found
+
+
 @pytest.mark.parametrize(
     ("run", "by"),
     [

@@ -29,13 +29,13 @@ class Owner(nn.Module):
         return self.fixed(torch.tanh(x)) + self.shift.sum()
 
 
-def _owner_engine(stage: int, offload: str) -> Any:
+def _owner_engine(stage: int, offload: str, sharers: int = -1) -> Any:
     torch.manual_seed(0)
     config = {
         "train_micro_batch_size_per_gpu": 2,
         "bf16": {"enabled": True},
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-2}},
-        "zero_optimization": {"stage": stage, **OFFLOADS[offload]},
+        "zero_optimization": {"stage": stage, "mics_shard_size": sharers, **OFFLOADS[offload]},
     }
     engine, *_ = forebay.initialize(model=Owner(), config=config)
     return engine
@@ -69,6 +69,18 @@ def load_state_dict(stage: int, offload: str, inside: str) -> dict[str, bool]:
         after = engine.module.state_dict()["scale"].cpu()
         checks["goes on"] = not torch.equal(after, given["scale"])
         return checks
+
+
+def load_on_one_rank(modifier: int, sharers: int) -> dict[str, bool]:
+    """What one rank writes in a window is on all of them, whatever copy of the state they hold."""
+    with _owner_engine(3, "none", sharers) as engine:
+        _train(engine)
+        window = forebay.zero.GatheredParameters(engine.module, modifier_rank=modifier)
+        with window, torch.no_grad():
+            for param in engine.module.parameters():
+                param.fill_(engine.global_rank + 1)
+        found = engine.module.state_dict()
+        return {name: bool((value == modifier + 1).all()) for name, value in found.items()}
 
 
 def _by_parameter(*, src: dict[str, torch.Tensor], dst: Any) -> None:

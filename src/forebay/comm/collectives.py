@@ -76,8 +76,7 @@ class Collectives:
         if copies == 1:
             return total
         sums = total.new_empty(copies * total.numel())
-        self.group.gather_copies(sums, total)
-        self.nbytes[Purpose.COPIES] += sums.nbytes
+        self.gather_copies(sums, total, purpose=Purpose.COPIES)
         return _ordered_sum(sums.view(copies, -1))
 
     def gather(self, whole: torch.Tensor, own: torch.Tensor, *, purpose: Purpose) -> None:
@@ -90,6 +89,11 @@ class Collectives:
         """
         shares = own.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
         self.group.all_gather(whole, own.clone() if shares else own)
+        self.nbytes[purpose] += whole.nbytes
+
+    def gather_copies(self, whole: torch.Tensor, own: torch.Tensor, *, purpose: Purpose) -> None:
+        """Fill `whole` with the `own` of every copy's rank that holds the same slice, by copy."""
+        self.group.gather_copies(whole, own)
         self.nbytes[purpose] += whole.nbytes
 
 

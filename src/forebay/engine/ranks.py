@@ -79,6 +79,31 @@ class Ranks:
         queue.submit(_gather, what="whole values of sharded state").wait()
         return rows
 
+    def take(self, own: torch.Tensor, *, rank: int) -> torch.Tensor:
+        """The flat tensor of one of all ranks; every rank calls it with one as long.
+
+        Raises:
+            RankError: There is no such rank.
+        """
+        queue = self.queue
+        assert queue is not None
+        group = queue.collectives.group
+        if not 0 <= rank < group.size:
+            raise RankError(f"there is no rank {rank} among {group.size}")
+        places = self.tell([group.copy, group.shard], what="whose values are taken")
+        copy, shard = map(int, places[rank])
+        held = self.gather(own)[shard].clone()  # of this copy's rank with that shard
+        copies = group.size // len(group.sharers)
+        if copies == 1:
+            return held
+        rows = held.new_empty((copies, held.numel()))
+        job = queue.submit(
+            lambda: queue.collectives.gather_copies(rows.view(-1), held, purpose=Purpose.STATE),
+            what="the values of one rank",
+        )
+        job.wait()
+        return rows[copy]
+
     def tell(self, values: Sequence[float], *, what: str) -> list[list[float]]:
         """Every rank's values, by rank; every rank calls it with as many."""
         if self.queue is None:

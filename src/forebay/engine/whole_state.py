@@ -77,7 +77,7 @@ def bring_whole(engine: Engine, part: PartStorage) -> None:
 
 def take_from_rank(engine: Engine, param: torch.Tensor, *, rank: int) -> None:
     """Let a parameter have the values that it has on one rank; every rank calls it."""
-    if engine.placement.sharding.size > 1 and param.numel():
-        rows = engine.ranks.gather(param.detach().reshape(-1).clone())
+    if engine.ranks.queue is not None and param.numel():
+        taken = engine.ranks.take(param.detach().reshape(-1).clone(), rank=rank)
         with torch.no_grad():
-            param.copy_(rows[rank].view(param.shape))
+            param.copy_(taken.view(param.shape))
