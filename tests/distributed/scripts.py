@@ -359,3 +359,19 @@ def joins_alone(seconds: float) -> str:
         except BaseException as error:
             return f"{type(error).__name__}: {error}"
     return "joined"
+
+
+def sums_of_its_own(stage: int) -> list[float]:
+    """A script that adds up a number over ranks behind each step, beside gathers of the engine."""
+    torch.manual_seed(1)
+    model = nn.Sequential(*(nn.Linear(40, 40) for _ in range(12)))
+    sums = []
+    with forebay.initialize(model=model, config=config(stage))[0] as engine:
+        for step in range(12):
+            engine.backward(engine(torch.ones(4, 40)).pow(2).mean())
+            engine.step()
+            for _ in range(5):
+                number = torch.full((1000,), float(step))
+                torch.distributed.all_reduce(number)
+            sums.append(float(number.max()))
+    return sums

@@ -136,3 +136,9 @@ def test_whole_values_of_sharded_state(stage, tmp_path):
     for result in results:
         assert all(result["checks"].values()), result["checks"]
     assert len({result["out"] for result in results}) == 1
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_a_scripts_own_collectives_do_not_meet_those_of_the_engine(stage):
+    results = ranks.run(2, scripts.sums_of_its_own, stage, seconds=60)
+    assert results == [[2.0 * step for step in range(12)]] * 2

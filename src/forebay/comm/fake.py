@@ -51,6 +51,10 @@ class _Wrapped:
         """See `Group`."""
         self._inner.fail(reason)
 
+    def part(self) -> None:
+        """See `Group`."""
+        self._inner.part()
+
     def close(self) -> None:
         """See `Group`."""
         self._inner.close()

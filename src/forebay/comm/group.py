@@ -20,7 +20,7 @@ class Group(Protocol):
     All of them hold one copy of the sharded state together, or equal groups of them one copy each.
 
     Calls: `tell` and the collectives come from one thread (the queue's), in the same order on
-    every rank; `doing` before each wait for others; `close` once.
+    every rank; `compare` before them; `part` after them, where no rank has failed; `close` once.
     """
 
     @property
@@ -90,7 +90,10 @@ class Group(Protocol):
         ...
 
     def compare(self, text: str, *, what: str) -> list[str]:
-        """Every rank's text, by rank. For the start: slow, and of any length."""
+        """Every rank's text, by rank. For the start: slow, and of any length.
+
+        Comes before the first exchange.
+        """
         ...
 
     def talk(self, name: str) -> Talk:
@@ -102,6 +105,9 @@ class Group(Protocol):
 
     def fail(self, reason: str) -> None:
         """Let the others know that this rank has failed."""
+
+    def part(self) -> None:
+        """Give back what exchanges need; every rank calls it, after its last one."""
 
     def close(self) -> None:
         """Leave. Idempotent."""

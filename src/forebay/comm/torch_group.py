@@ -1,7 +1,11 @@
-"""The ranks of `torch.distributed`'s default group.
+"""The ranks of `torch.distributed`'s default group, which stays the script's own.
 
-Data goes over the default group (NCCL between GPUs, gloo between hosts). What the ranks tell each
-other goes over a gloo group of its own, which has a time limit and waits for no device.
+Data goes over a group with the default's backend (NCCL between GPUs, gloo between hosts). What the
+ranks tell each other goes over a gloo group, which has a time limit and waits for no device.
+
+[Note: own groups] Exchanges run in a thread of ours while the script goes on. Two threads that use
+one group need not come in the same order on all ranks: each rank would wait for the other, or take
+the other's bytes.
 """
 
 from __future__ import annotations
@@ -14,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import distributed
 from torch.distributed import distributed_c10d as c10d
-from torch.distributed.device_mesh import init_device_mesh
 
 from forebay.comm.life import Life
 from forebay.comm.talk import Talk
@@ -54,7 +57,7 @@ class TorchGroup:
         self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         self.local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         self._limit = limit_seconds
-        self._data: Any = distributed.group.WORLD
+        self._data: Any = None
         self._copies: Any = None
         self.shard, self.sharers = self.rank, tuple(range(self.size))
         self.copy = 0
@@ -77,11 +80,10 @@ class TorchGroup:
 
         Every rank calls it, before any exchange.
         """
-        kind = "cpu" if self._on_host else "cuda"
-        self.follow(init_device_mesh(kind, (self.size // sharers, sharers)))
+        self._divide(torch.arange(self.size).view(-1, sharers))
 
     def follow(self, mesh: DeviceMesh) -> None:
-        """Take the groups of a mesh of all ranks: its last axis shards, the first of two copies.
+        """Divide ranks as a mesh of all of them: its last axis shards, the first of two copies.
 
         Raises:
             RankError: It has more axes, or not all ranks.
@@ -93,12 +95,15 @@ class TorchGroup:
                 hint='init_device_mesh(kind, (copies, sharers), mesh_dim_names=("replicate", '
                 '"shard"))',
             )
-        last = mesh.ndim - 1
-        self._data = mesh.get_group(last)
-        self._copies = mesh.get_group(0) if mesh.ndim == 2 else None
-        self.shard = mesh.get_local_rank(last)
-        self.copy = mesh.get_local_rank(0) if mesh.ndim == 2 else 0
-        self.sharers = tuple(distributed.get_process_group_ranks(self._data))
+        self._divide(mesh.mesh.view(-1, mesh.mesh.shape[-1]))
+
+    def _divide(self, ranks: torch.Tensor) -> None:
+        """Each row of ranks, [copies, sharers], holds one copy."""
+        self._data, _ = distributed.new_subgroups_by_enumeration(ranks.tolist())
+        if ranks.shape[0] > 1:
+            self._copies, _ = distributed.new_subgroups_by_enumeration(ranks.T.tolist())
+        self.copy, self.shard = (ranks == self.rank).nonzero()[0].tolist()
+        self.sharers = tuple(ranks[self.copy].tolist())
 
     def _serial(self, store: Any, name: str) -> int:
         """How manieth group of this name it is; the same on every rank, since all make each."""
@@ -163,7 +168,11 @@ class TorchGroup:
         """See `Group`."""
         self._doing = what
         self._life.doing(what)
-        return self.talk("compare").exchange(text, what=what)
+        texts = self.talk("compare").exchange(text, what=what)
+        if self._data is None:
+            # all ranks are here now; see [Note: own groups]
+            self._data = distributed.new_group()
+        return texts
 
     def talk(self, name: str) -> Talk:
         """See `Group`."""
@@ -179,6 +188,13 @@ class TorchGroup:
     def fail(self, reason: str) -> None:
         """See `Group`."""
         self._life.fail(reason)
+
+    def part(self) -> None:
+        """See `Group`."""
+        for group in (self._data, self._copies):
+            if group is not None:
+                distributed.destroy_process_group(group)
+        self._data = self._copies = None
 
     def close(self) -> None:
         """See `Group`."""

@@ -52,13 +52,13 @@ class Ranks:
     def part(self) -> None:
         """Leave together: what was begun ends first, on every rank, and what others still need.
 
-        Else an exchange could still run when the caller goes on to collectives of its own. Not
-        while an exception is handled: the others may be gone, or not be about to leave.
+        Not while an exception is handled: the others may be gone, or not be about to leave.
         """
         if self.queue is None or sys.exc_info()[0] is not None:
             return
         with contextlib.suppress(RankError):
             self.queue.submit(_nothing, what="the end").wait()
+            self.queue.collectives.group.part()
 
     def mean(self, value: float) -> float:
         """The mean of every rank's value, added in rank order; every rank calls it."""
