@@ -41,9 +41,6 @@ __all__ = ["Construction", "is_under_construction"]
 _SMALLEST_BYTES: Final = 64 << 10
 _WINDOW_BYTES: Final = 32 << 20
 
-# Holders of a storage that nobody else has: the parameter's tensor, and Python's own object.
-_ALONE: Final = 2
-
 
 class Construction(TorchDispatchMode):
     """Inside it, parameters give their memory back while others are built; after it, all have.
@@ -77,6 +74,9 @@ class Construction(TorchDispatchMode):
         self._held: dict[int, StorageWeakRef] = {}
         self._here_bytes = 0
         self._is_trying = False
+        # Holders of a storage that one tensor sees: that tensor, and Python's own object.
+        one = torch.empty(1, device="cpu")
+        self._alone = _holders(one.untyped_storage())
         self._hooks: list[Any] = []
 
     @classmethod
@@ -176,7 +176,7 @@ class Construction(TorchDispatchMode):
         if storage is None:
             return False
         value = self._notebook.value_of(storage)
-        if value is None or not _is_alone(storage):
+        if value is None or not self._is_alone(storage):
             return False
         if not value.is_one_draw and not self._makes(value, storage):
             self._notebook.forget(storage)
@@ -187,6 +187,10 @@ class Construction(TorchDispatchMode):
         storage.resize_(0)
         self._freed(value.nbytes)
         return True
+
+    def _is_alone(self, storage: torch.UntypedStorage) -> bool:
+        """Whether one tensor alone sees a storage; numpy arrays over it count too."""
+        return storage.resizable() and _holders(storage) <= self._alone
 
     def _makes(self, value: Value, storage: torch.UntypedStorage) -> bool:
         # Hooks of registration run where operations are still watched.
@@ -227,7 +231,7 @@ class Construction(TorchDispatchMode):
         if key not in self._away:
             return False
         value = self._away[key][1]
-        if _is_alone(storage):
+        if self._is_alone(storage):
             recipe = Recipe(value, Place.of(param, value.key))
             unbuilt = UnbuiltWeight(recipe, dtype=dtype)
             other = nn.Parameter(unbuilt, requires_grad=param.requires_grad)
@@ -254,9 +258,8 @@ def _storage(ref: StorageWeakRef) -> torch.UntypedStorage | None:
     return found
 
 
-def _is_alone(storage: torch.UntypedStorage) -> bool:
-    """Whether one tensor alone sees a storage; numpy arrays over it count too."""
-    return storage.resizable() and torch._C._storage_Use_Count(storage._cdata) <= _ALONE
+def _holders(storage: torch.UntypedStorage) -> int:
+    return int(torch._C._storage_Use_Count(storage._cdata))
 
 
 def _words(storage: torch.UntypedStorage) -> torch.Tensor:

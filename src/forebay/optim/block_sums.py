@@ -32,7 +32,9 @@ class BlockSums(Generic[Key]):
     def __init__(self, core: Any, pool: Any) -> None:
         self._core = core
         self._pool = pool
-        self._begun: dict[Key, tuple[Any, torch.Tensor | None]] = {}
+        self._begun: dict[Key, Any] = {}
+        # What the pool still reads: values that have left must not stay until the sums are read.
+        self._reading: list[tuple[Any, torch.Tensor]] = []
 
     def begin(self, key: Key, values: torch.Tensor) -> None:
         """Sum the squares of the blocks of a flat fp32 tensor; replaces what the key had.
@@ -44,9 +46,12 @@ class BlockSums(Generic[Key]):
                 (values.data_ptr() + 4 * start, min(BLOCK, values.numel() - start))
                 for start in range(0, values.numel(), BLOCK)
             ]
-            self._begun[key] = self._pool.square_sums(spans, "float32", []), values
+            begun = self._pool.square_sums(spans, "float32", [])
+            self._reading = [entry for entry in self._reading if not entry[0].done]
+            self._reading.append((begun, values))
+            self._begun[key] = begun
         else:
-            self._begun[key] = square_blocks(values), None
+            self._begun[key] = square_blocks(values)
 
     def begin_at(self, key: Key, address: int, elements: int, *, after: Sequence[Any]) -> None:
         """The same for host memory at an address, once `after` is done."""
@@ -54,17 +59,20 @@ class BlockSums(Generic[Key]):
             (address + 4 * start, min(BLOCK, elements - start))
             for start in range(0, elements, BLOCK)
         ]
-        self._begun[key] = self._pool.square_sums(spans, "float32", list(after)), None
+        self._begun[key] = self._pool.square_sums(spans, "float32", list(after))
 
     def read(self) -> dict[Key, torch.Tensor]:
         """Wait for all of them: float64 on the host."""
         sums = {}
-        for key, (begun, _) in self._begun.items():
+        for key, begun in self._begun.items():
             if isinstance(begun, torch.Tensor):
                 sums[key] = begun.cpu()
             else:
                 begun.wait()
                 sums[key] = torch.tensor(begun.results(), dtype=torch.float64)
+        for begun, _ in self._reading:
+            begun.wait()
+        self._reading.clear()
         self._begun.clear()
         return sums
 
