@@ -40,14 +40,18 @@ def build_and_fit(how: str) -> list[str]:
 
 
 def write_on_one_rank() -> bool:
-    """Rank 1 alone knows the value."""
+    """Rank 1 alone knows the values, inside Init and after it."""
     distributed.init_process_group("gloo")
     with forebay.zero.Init():
         model = _model()
-    weight = model[0].weight
+        _write(model[2].weight)
+    _write(model[0].weight)
+    return all(bool((model[layer].weight == 1.0).all()) for layer in (0, 2))
+
+
+def _write(weight: nn.Parameter) -> None:
     with forebay.zero.GatheredParameters(weight, modifier_rank=1), torch.no_grad():
         weight.fill_(float(distributed.get_rank()))
-    return bool((weight == 1.0).all())
 
 
 def build_otherwise() -> None:

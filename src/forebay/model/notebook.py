@@ -99,8 +99,8 @@ class Notebook:
         rng_state = None
         if torch.Tag.nondeterministic_seeded in func.tags:
             rng_state = torch.get_rng_state() if generator is None else generator.get_state()
-        if not _is_repeatable(func):
-            reads = None
+        if not _is_repeatable(func):  # a collective, say, whose schema does not tell what it writes
+            reads, written = None, storages
         return Note(
             func, args, kwargs, list(storages.values()), written, overwritten, rng_state, reads
         )
