@@ -3,8 +3,13 @@
     python benchmarks/rank_memory.py --ranks 1,2,4 --output benchmarks/results
 
 Over gloo on processor cores, where the device tier is memory of the process too: its resident set
-shows everything. All figures are bytes per parameter, for bf16 weights; the formulas are those of
-the ZeRO papers: 16 bytes of state, of which 2 are weights and 2 gradients.
+shows everything, beyond what a first small run has loaded. All figures are bytes per parameter, for
+bf16 weights; the formulas are those of the ZeRO papers: 16 bytes of state, of which 2 are weights
+and 2 gradients.
+
+glibc keeps freed blocks of up to 32 MiB once the process has freed such, and finds no use for most
+of them again, since torch asks for aligned ones. Here it gives back what takes a MiB or more
+(MALLOC_MMAP_THRESHOLD_); `--keep-freed` leaves it as it is.
 """
 
 from __future__ import annotations
@@ -27,7 +32,7 @@ from torch import distributed, nn
 
 import forebay
 
-WIDTH, LAYERS = 1024, 8
+WIDTH, LAYERS = 1024, 96
 CASES = [(stage, place) for stage in (1, 2, 3) for place in ("none", "cpu")] + [(3, "params")]
 
 
@@ -62,12 +67,20 @@ def at_rest() -> int:
     return resident_bytes()
 
 
-def measure(stage: int, place: str, rank: int) -> dict[str, Any]:
+def build(layers: int) -> nn.Module:
+    """Without random numbers, which take longer than all the rest."""
+    model = nn.Sequential()
+    for _ in range(layers):
+        layer = nn.utils.skip_init(nn.Linear, WIDTH, WIDTH, bias=False, dtype=torch.bfloat16)
+        nn.init.constant_(layer.weight, 1 / WIDTH)
+        model.append(layer)
+    return model
+
+
+def measure(stage: int, place: str, rank: int, layers: int = LAYERS) -> dict[str, Any]:
     before = at_rest()
     torch.manual_seed(0)
-    layers = [nn.Linear(WIDTH, WIDTH, bias=False, dtype=torch.bfloat16) for _ in range(LAYERS)]
-    model = nn.Sequential(*layers)
-    del layers
+    model = build(layers)
     zero: dict[str, Any] = {"stage": stage}
     if place != "none":
         zero["offload_optimizer"] = {"device": "cpu"}
@@ -84,7 +97,7 @@ def measure(stage: int, place: str, rank: int) -> dict[str, Any]:
     }
     engine = forebay.initialize(model=model, config=config)[0]
     with Peak() as peak:
-        for _ in range(3):
+        for _ in range(2):
             engine.backward(engine(torch.ones(1, WIDTH, dtype=torch.bfloat16)).float().sum())
             engine.step()
         engine.synchronize()
@@ -94,7 +107,7 @@ def measure(stage: int, place: str, rank: int) -> dict[str, Any]:
         sums[row.tier.value] = sums.get(row.tier.value, 0) + row.nbytes
         if row.role.value == "staging":
             sums["room"] = sums.get("room", 0) + row.nbytes
-    count = WIDTH * WIDTH * LAYERS
+    count = WIDTH * WIDTH * layers
     engine.close()
     found = {**sums, "rest": rest, "peak": peak.nbytes - before}
     return {
@@ -107,6 +120,7 @@ def measure(stage: int, place: str, rank: int) -> dict[str, Any]:
 
 def work(folder: str) -> None:
     rank = int(os.environ["RANK"])
+    measure(3, "params", rank, 4)  # loads what it needs
     found = [measure(stage, place, rank) for stage, place in CASES]
     Path(folder, f"{rank}.json").write_text(json.dumps(found))
     if distributed.is_initialized():
@@ -143,6 +157,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", default="1,2,4")
     parser.add_argument("--output", type=Path)
+    parser.add_argument("--keep-freed", action="store_true", help="glibc as it is by itself")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
@@ -154,7 +169,9 @@ def main() -> None:
             command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
             command += ["--nproc-per-node", str(count), __file__, "--worker", folder]
             environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-            subprocess.run(command, check=True, env=environment, timeout=600)
+            if not options.keep_freed:
+                environment["MALLOC_MMAP_THRESHOLD_"] = str(1 << 20)
+            subprocess.run(command, check=True, env=environment, timeout=1200)
             files = sorted(Path(folder).glob("*.json"))
             results[count] = [json.loads(file.read_text()) for file in files]
     text = table(results)
