@@ -31,7 +31,7 @@ class Tied(nn.Module):
         for number, block in enumerate(self.blocks):
             if self.fails and number == 2:
                 raise ValueError("bad row")
-            x = torch.tanh(block(x))
+            x = x + torch.tanh(block(x))
         return x @ self.first.weight
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
@@ -17,19 +16,8 @@ from forebay.engine.options import ActivationPlace
 from forebay.links import FaultScript
 from forebay.plan import UpdatePlace
 from forebay.plan.placement import AccumulationOrder
-from forebay.plan.program import Lane
-from numerics.real_models import (
-    CHECKPOINTS,
-    DEVICE,
-    STREAMED,
-    Job,
-    build,
-    by_offload,
-    finished,
-    groups_of,
-    loss_of,
-    tokens,
-)
+from numerics.layer_cases import LAYER, by_layers, train
+from numerics.real_models import CHECKPOINTS, DEVICE, STREAMED, Job, by_offload
 from numerics.training import assert_same_bits
 
 pytestmark = [
@@ -46,34 +34,12 @@ ROOMS = {
     "activations": replace(STREAMED, activations=ActivationPlace.HOST, fault=LATE),
     "by_parameter": replace(STREAMED, unit_elements=1, piece_elements=100),
 }
-LAYER = AccumulationOrder.LAYER
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 @functools.cache
 def _usual(job: Job):
     return by_offload(job, place=UpdatePlace.DEVICE)
-
-
-def _by_layers(job: Job, options: EngineOptions, around=torch.enable_grad):
-    model = build(job)
-    source = torch.optim.AdamW(groups_of(model, job), lr=job.lr)
-    options = replace(options, device=DEVICE, clip_norm=job.clip, backwards=job.micro, order=LAYER)
-    model, optimizer = offload_with(model, source, options=options)
-    layers, losses, norms = LayerOrder(optimizer.engine), [], []
-    for step in range(job.steps):
-
-        def _share(micro: int, step: int = step) -> torch.Tensor:
-            with around():
-                loss = loss_of(model, tokens(step, micro))
-            losses.append(loss.item())
-            return loss / job.micro
-
-        layers.backward([partial(_share, micro) for micro in range(job.micro)])
-        optimizer.step()
-        optimizer.zero_grad()
-        norms.append(optimizer.last_grad_norm)
-    return finished(model, optimizer, losses, norms)
 
 
 def _cases():
@@ -104,12 +70,12 @@ def _cases():
 @pytest.mark.parametrize(("model", "room", "kind", "dtype"), list(_cases()))
 def test_same_bits(model, room, kind, dtype):
     job = Job(model, dtype=DTYPES[dtype], micro=3, checkpoints=kind)
-    assert_same_bits(_usual(job), _by_layers(job, ROOMS[room]))
+    assert_same_bits(_usual(job), by_layers(job, ROOMS[room]))
 
 
 def test_same_bits_under_save_on_cpu():
     job = Job("tied_llama", dtype=torch.bfloat16, micro=3, checkpoints="non_reentrant")
-    trained = _by_layers(job, STREAMED, around=torch.autograd.graph.save_on_cpu)
+    trained = by_layers(job, STREAMED, around=torch.autograd.graph.save_on_cpu)
     assert_same_bits(_usual(job), trained)
 
 
@@ -150,43 +116,13 @@ class _Block(nn.Module):
         return x + torch.tanh(self.own(torch.tanh(self.mix(x))))
 
 
-def _train(model, *, options: EngineOptions, micro: int = 3, steps: int = 3):
-    """Weights after some updates, in either order, and bytes up in each."""
-    source = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    options = replace(options, device=DEVICE, clip_norm=1.0, backwards=micro)
-    model, optimizer = offload_with(model, source, options=options)
-    engine, up = optimizer.engine, []
-    layers = LayerOrder(engine) if options.order is LAYER else None
-    for step in range(steps):
-        before = engine.traffic[Lane.UP]
-
-        def _share(number: int, step: int = step) -> torch.Tensor:
-            generator = torch.Generator().manual_seed(100 * step + number)
-            x = torch.randn(4, 8, generator=generator).to(DEVICE, next(model.parameters()).dtype)
-            return model(x).float().square().mean() / micro
-
-        if layers is not None:
-            layers.backward([partial(_share, number) for number in range(micro)])
-        else:
-            for number in range(micro):
-                _share(number).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        engine.synchronize()
-        up.append(engine.traffic[Lane.UP] - before)
-    weights = {name: value.clone() for name, value in model.state_dict().items()}
-    norm = optimizer.last_grad_norm
-    optimizer.close()
-    return weights, norm, up
-
-
 @pytest.mark.parametrize("kind", [None, False, True], ids=["stored", "non_reentrant", "reentrant"])
 @pytest.mark.parametrize(
     "dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.slow)], ids=str
 )
 def test_a_weight_that_three_blocks_share(kind, dtype):
-    usual = _train(_Shared(kind).to(dtype), options=STREAMED)
-    layers = _train(_Shared(kind).to(dtype), options=replace(STREAMED, order=LAYER))
+    usual = train(_Shared(kind).to(dtype), options=STREAMED)
+    layers = train(_Shared(kind).to(dtype), options=replace(STREAMED, order=LAYER))
     assert usual[1] == layers[1]
     for name, value in usual[0].items():
         assert torch.equal(value, layers[0][name]), name
@@ -198,7 +134,7 @@ def test_weights_go_up_once_an_update_and_pass_whatever_the_micro_batches():
     def up(order: AccumulationOrder, micro: int) -> int:
         model = _Shared(blocks=12, every=12).bfloat16()
         options = replace(STREAMED, order=order)
-        return _train(model, options=options, micro=micro)[2][-1]
+        return train(model, options=options, micro=micro)[2][-1]
 
     model = _Shared(blocks=12, every=12)
     count = sum(param.numel() for param in model.parameters())
@@ -246,7 +182,7 @@ def test_weights_in_place_meet_no_surprise():
             nn.init.normal_(param, std=0.1)
         return made
 
-    usual = _train(model(), options=STREAMED)
-    layers = _train(model(), options=replace(STREAMED, order=LAYER))
+    usual = train(model(), options=STREAMED)
+    layers = train(model(), options=replace(STREAMED, order=LAYER))
     for name, value in usual[0].items():
         assert torch.equal(value, layers[0][name]), name

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from compat_cases import batches, engine_of, loss_of, same, small, weights
 from forebay.accelerators.cpu import CpuAccelerator
+from forebay.engine import doors
 from forebay.engine.doors import Door
 from forebay.engine.layer_order import LayerOrder
 from forebay.engine.turns import Turns
@@ -100,6 +101,21 @@ def test_a_model_without_blocks_is_refused_at_the_start():
         _engine(model=nn.Linear(7, 3))
 
 
+class _Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, start, x):
+        return start + x
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, grad
+
+
+class _Reads(nn.Linear):
+    def forward(self, x):
+        return super().forward(x + getattr(self, "start", 0.0))
+
+
 class _Stack(nn.Module):
     """Blocks, and what may go wrong between them."""
 
@@ -107,7 +123,7 @@ class _Stack(nn.Module):
         super().__init__()
         torch.manual_seed(1)
         self.first = nn.Linear(7, 7)
-        self.blocks = nn.ModuleList(nn.Linear(7, 7) for _ in range(3))
+        self.blocks = nn.ModuleList(_Reads(7, 7) for _ in range(3))
         self.last = nn.Linear(7, 3)
         self.how = how
         self.calls = 0
@@ -121,14 +137,16 @@ class _Stack(nn.Module):
                 continue
             if self.how == "fewer" and number == 2 and call == 2:
                 continue
+            if self.how == "own_function" and number == 2:
+                x = _Doubled.apply(start, x)
+            if self.how == "stashes":
+                block.start = start
             if self.how == "reentrant":
                 x = checkpoint(block, x, use_reentrant=True)
             elif self.how == "non_reentrant":
                 x = checkpoint(block, x, use_reentrant=False)
             else:
                 x = block(x).tanh()
-        if self.how == "skips":
-            x = x + start
         if self.how == "raises" and call == 2:
             raise ValueError("bad row")
         return self.last(x)
@@ -140,7 +158,8 @@ class _Stack(nn.Module):
         ("drops", "micro-batch 1 calls other blocks"),
         ("fewer", "micro-batch 1 calls 2 blocks and the first one 3"),
         ("reentrant", "inside a reentrant checkpoint"),
-        ("skips", "passes over a block"),
+        ("stashes", "passes over a block and is read where nobody sees it"),
+        ("own_function", "passes over a block and is read where nobody sees it"),
     ],
 )
 def test_forwards_that_cannot_be_cut_are_refused(how, says):
@@ -151,7 +170,7 @@ def test_forwards_that_cannot_be_cut_are_refused(how, says):
         assert "microbatch" in refused.value.hint
         engine.zero_grad()
         assert same(before, weights(engine))
-        assert type(engine.module.blocks[0]) is nn.Linear
+        assert type(engine.module.blocks[0]) is _Reads
 
 
 def test_a_call_inside_a_checkpoint_that_is_not_reentrant_is_cut_too():
@@ -269,3 +288,12 @@ def test_bytes_are_those_of_the_program(blocks_in_pool, place):
             assert [one[Lane.DOWN] for one in seen] == [down] * 3
             planned.add((up, down))
     assert len(planned) == 1
+
+
+def test_torch_without_edges_refuses_a_second_use(monkeypatch):
+    monkeypatch.setattr(doors, "_BEGINS_AT_EDGES", False)
+    door = Door(torch.ones(3, requires_grad=True) * 2)
+    door.use(1)
+    door.use(1)
+    with pytest.raises(UnsupportedError, match=r"torch 2\.7 can"):
+        door.use(2)

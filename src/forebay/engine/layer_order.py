@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map
 
-from forebay.engine.doors import Door
+from forebay.engine.crossings import Crossings
+from forebay.engine.doors import door_behind
 from forebay.engine.held_addends import HeldAddends
-from forebay.engine.reads import next_number
 from forebay.engine.segments import SegmentUses, find_uses
 from forebay.engine.turns import Turns
 from forebay.errors import UnsupportedError
@@ -80,7 +79,8 @@ class LayerOrder:
                 self._engine.streaming.residency.one_pass.by_turns(),
                 _called(self._blocks, run.arrive),
             ):
-                shares = run.turns.run(losses, done=lambda m, loss: self._finish(run, m, loss))
+                functions = [run.watched(number, loss) for number, loss in enumerate(losses)]
+                shares = run.turns.run(functions, done=lambda m, loss: self._finish(run, m, loss))
             run.check_ends()
             for segment in range(run.last - 1, -1, -1):
                 for number in range(len(losses)):
@@ -129,10 +129,7 @@ class _Run:
         self.count = count
         self.turns: Turns[torch.Tensor] = Turns(engine.accelerator)
         self.called: list[nn.Module] = []
-        self._doors: list[list[list[Door]]] = [[] for _ in range(count)]
-        # Where each segment of the first micro-batch begins, in autograd's numbers.
-        self._begins = [0]
-        self._anchor = torch.empty(0, requires_grad=True)
+        self._crossings = [Crossings() for _ in range(count)]
         self._span: contextlib.ExitStack = contextlib.ExitStack()
         self.held = HeldAddends({}, deliver=engine.collector.deliver)
         self._uses = SegmentUses(shared={}, units={})
@@ -150,27 +147,22 @@ class _Run:
         if not torch.is_grad_enabled():
             _refuse_reentrant()
             return call(*args, **kwargs)
-        doors = self._doors[number]
-        self._check_same(block, number=number, place=len(doors))
+        crossings = self._crossings[number]
+        self._check_same(block, number=number, place=crossings.segment)
         self.turns.pause()
-        made: dict[int, tuple[Door, torch.Tensor]] = {}
+        crossings.begin_segment()
+        args, kwargs = crossings.through((args, kwargs))
+        with crossings.inside_block():
+            return call(*args, **kwargs)
 
-        def _leave(value: Any) -> Any:
-            if isinstance(value, torch.Tensor) and value.grad_fn is not None:
-                made.setdefault(id(value), (Door(value), value))
-            return value
+    def watched(self, number: int, loss: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+        """A micro-batch's forward, whose tensors pass through doors between segments."""
 
-        tree_map(_leave, (args, kwargs))
-        if number == 0:
-            self._begins.append(next_number())
-        entered = {
-            key: door.enter(value, anchor=self._anchor) for key, (door, value) in made.items()
-        }
-        doors.append([door for door, _ in made.values()])
-        made.clear()
-        args, kwargs = tree_map(lambda value: entered.get(id(value), value), (args, kwargs))
-        entered.clear()
-        return call(*args, **kwargs)
+        def _loss() -> torch.Tensor:
+            with self._crossings[number].watching():
+                return loss()
+
+        return _loss
 
     def _check_same(self, block: nn.Module, *, number: int, place: int) -> None:
         if number == 0:
@@ -184,11 +176,11 @@ class _Run:
 
     def check_ends(self) -> None:
         """Refuse micro-batches that called fewer blocks."""
-        for number, doors in enumerate(self._doors):
-            if len(doors) != len(self.called):
+        for number, crossings in enumerate(self._crossings):
+            if crossings.segment != self.last:
                 raise UnsupportedError(
-                    f"micro-batch {number} calls {len(doors)} blocks and the first one "
-                    f"{len(self.called)}; in layer order all of them pass the same",
+                    f"micro-batch {number} calls {crossings.segment} blocks and the first one "
+                    f"{self.last}; in layer order all of them pass the same",
                     hint=_INSTEAD,
                 )
 
@@ -199,11 +191,13 @@ class _Run:
             UnsupportedError: A segment's graph reaches into an earlier one.
         """
         found: dict[int, set[int]] = {}
-        ends = [[door.node for door in doors] for doors in self._doors[0]]
-        for segment, nodes in enumerate([*ends, [loss.grad_fn]]):
-            for leaf in self._leaves(nodes, begin=self._begins[segment]):
+        first = self._crossings[0]
+        for segment, doors in enumerate(first.doors):
+            nodes = [door.node for door in doors]
+            if segment == self.last:
+                nodes.append(loss.grad_fn)
+            for leaf in self._leaves(nodes, begin=first.begins[segment]):
                 found.setdefault(leaf, set()).add(segment)
-        found.pop(id(self._anchor), None)
         return found
 
     def _leaves(self, nodes: Sequence[Any], *, begin: int) -> set[int]:
@@ -215,12 +209,14 @@ class _Run:
             if leaf is not None:
                 leaves.add(id(leaf))
                 continue
+            if door_behind(node) is not None:
+                continue
             if node._sequence_nr() < begin:
                 raise UnsupportedError(
-                    "a tensor with a gradient passes over a block (as encoder states that every "
-                    "block reads, router losses and residuals that are added outside of the block "
-                    "do)",
-                    hint=_INSTEAD,
+                    "a tensor with a gradient passes over a block and is read where nobody sees it "
+                    "(inside a later block that is not called with it, or by a function of its own "
+                    "autograd)",
+                    hint="call the block with the tensor, or " + _INSTEAD,
                 )
             for source, _ in node.next_functions:
                 if source is not None and source not in seen:
@@ -251,16 +247,24 @@ class _Run:
 
     def backward(self, segment: int, number: int) -> None:
         """Backward of one segment of one micro-batch, after the one behind it."""
-        doors, self._doors[number][segment] = self._doors[number][segment], []
-        roots = [root for door in doors if (root := door.root()) is not None]
+        doors = self._crossings[number].doors
+        leaving, doors[segment] = doors[segment], []
+        roots = [root for door in leaving if (root := door.root()) is not None]
         if roots:
             self._back(roots, segment=segment, number=number)
 
     def _back(self, roots: Sequence[torch.Tensor], *, segment: int, number: int) -> None:
         self.held.segment, self.held.micro_batch = segment, number
+        earlier = self._crossings[number].doors[:segment]
+        # What this segment uses of earlier ones, with what later ones have brought for it.
+        used = [door for doors in earlier for door in doors if segment in door.users]
+        taken = [found for door in used if (found := door.take()) is not None]
         handle = roots[0].register_hook(self._note_task)
         try:
-            torch.autograd.backward(roots)
+            torch.autograd.backward(
+                [*roots, *(edge for edge, _ in taken)],  # type: ignore[arg-type]
+                [*(None for _ in roots), *(gradient for _, gradient in taken)],
+            )
         finally:
             handle.remove()
 
