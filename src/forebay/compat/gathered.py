@@ -88,7 +88,7 @@ class GatheredParameters(contextlib.AbstractContextManager[None]):
                 engine.quiesce("a window on parameters")
                 stack.enter_context(engine.streaming.window(records))
             for watched, param in self._frozen:
-                stack.enter_context(watched.showing(param))
+                stack.enter_context(watched.showing(param, self._modifier))
             _refuse_away(self._params)
             self._stack = stack.pop_all()
 

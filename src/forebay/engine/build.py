@@ -90,8 +90,8 @@ def _weight_place(update: UpdatePlace, options: EngineOptions) -> WeightPlace:
     weights = WeightPlace.DEVICE if update is UpdatePlace.DEVICE else options.weights
     if weights is WeightPlace.NVME:  # `with_files` says which of them are in files
         weights = WeightPlace.HOST
-    is_sharded = options.sharding.size > 1 and options.stage == 3
-    return WeightPlace.RANKS if is_sharded and weights is WeightPlace.DEVICE else weights
+    spread = options.spreads_weights and weights is WeightPlace.DEVICE
+    return WeightPlace.RANKS if spread else weights
 
 
 def place(model: InspectedModel, *, options: EngineOptions, device: torch.device) -> Placement:
@@ -111,9 +111,11 @@ def place(model: InspectedModel, *, options: EngineOptions, device: torch.device
     )
     frozen = tuple(
         UnitPlacement(
-            layout=layout_unit(unit.name, index=index, params=unit.params, world_size=1),
+            layout=layout_unit(
+                unit.name, index=index, params=unit.params, world_size=options.sharding.size
+            ),
             update=UpdatePlace.HOST,
-            weights=WeightPlace.HOST,
+            weights=_weight_place(UpdatePlace.HOST, options),
         )
         for index, unit in enumerate(model.frozen.units, start=len(units))
     )

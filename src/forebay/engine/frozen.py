@@ -13,6 +13,7 @@ import torch
 from forebay.engine.homes import own_tensor
 from forebay.engine.part import TORCH_DTYPES, PartStorage
 from forebay.engine.record import ParamRecord
+from forebay.engine.shares import answered_for, held_of, share_of
 from forebay.engine.unit import Unit
 from forebay.engine.weight_memory import WeightMemory
 from forebay.model.frozen import with_frozen
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from forebay.engine.state_memory import PartMemory
     from forebay.engine.weight_files import ParameterSource
     from forebay.model.inspect import InspectedModel
-    from forebay.model.layout import ParamSlot, PartLayout
+    from forebay.model.layout import ParamSlot, PartLayout, Segment
     from forebay.plan.placement import Placement
 
 __all__ = ["FrozenPart", "build_frozen", "look_at"]
@@ -61,27 +62,45 @@ def look_at(
 
 
 class FrozenPart:
-    """The memory of one part of frozen weights: on the host, and a home on the device.
+    """The memory of one part of frozen weights: where they live, and a home on the device.
 
     Args:
         layout: The part.
         placement: The model's placement.
+        weights: Where they live.
         memory: Where memory comes from.
     """
 
-    def __init__(self, layout: PartLayout, *, placement: Placement, memory: PartMemory) -> None:
+    def __init__(
+        self,
+        layout: PartLayout,
+        *,
+        placement: Placement,
+        weights: WeightPlace,
+        memory: PartMemory,
+    ) -> None:
         self.layout = layout
+        self.shard = placement.sharding.state(layout)
+        self.own = self.shard.inner(placement.sharding.own(layout))
+        self.segments = {slot.index: self.shard.segment(slot) for slot in layout.slots}
         self.dtype = TORCH_DTYPES[layout.dtype]
         self.device = memory.device
         self._memory = WeightMemory(
-            layout, placement=placement, place=WeightPlace.HOST, in_master=None, memory=memory
+            layout, placement=placement, place=weights, in_master=None, memory=memory
         )
         self.home = self._memory.home
         self.weights = self.own_weights = self._memory.flat
         self.loads: list[Any] = []
         self.ticket = self.low = self.files = self.weight_files = None
-        self.is_sharded, self.stores_on_host, self.high_is_weight = False, True, True
+        self.is_sharded = self.elements != layout.elements
+        self.stores_on_host = weights is WeightPlace.HOST
+        self.high_is_weight = True
         self._own: dict[int, torch.Tensor] = {}
+
+    @property
+    def elements(self) -> int:
+        """Elements that are held here: all, or this rank's shard of them."""
+        return self.shard.elements
 
     @property
     def last_tickets(self) -> list[Any]:
@@ -98,6 +117,8 @@ class FrozenPart:
 
     def stored(self, slot: ParamSlot) -> torch.Tensor:
         """As `PartStorage.stored`."""
+        if self.is_sharded:
+            return held_of(self.weights, slot, segment=self.segments[slot.index])
         own = self._own.get(slot.index)
         if own is None:
             own = self._own[slot.index] = own_tensor(self.weights, slot)
@@ -105,7 +126,22 @@ class FrozenPart:
 
     def store(self, slot: ParamSlot, value: torch.Tensor) -> None:
         """As `PartStorage.store`."""
-        self.stored(slot).copy_(value.detach())
+        value = value.detach()
+        if self.is_sharded:
+            value = share_of(value, slot, segment=self.segments[slot.index])
+        self.stored(slot).copy_(value)
+
+    def read_own_weights(self, begin: int, end: int) -> torch.Tensor:
+        """As `PartStorage.read_own_weights`."""
+        return self.own_weights[begin:end]
+
+    def write_own_weights(self, begin: int, values: torch.Tensor) -> None:
+        """As `PartStorage.write_own_weights`."""
+        self._memory.write(begin, values)
+
+    def own_segment(self, slot: ParamSlot) -> Segment:
+        """As `PartStorage.own_segment`."""
+        return answered_for(self.segments[slot.index], own=self.own)
 
     def close(self) -> None:
         """Let go of the memory; it lives on while parameters view it."""
@@ -135,7 +171,10 @@ def build_frozen(
         parts, records = [], []
         for layout in frozen.layout.parts:
             # It has all that a unit whose weights come and go is asked for.
-            part = cast("PartStorage", FrozenPart(layout, placement=placement, memory=memory))
+            part = cast(
+                "PartStorage",
+                FrozenPart(layout, placement=placement, weights=frozen.weights, memory=memory),
+            )
             parts.append(part)
             records.append(
                 [

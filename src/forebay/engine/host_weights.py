@@ -12,6 +12,8 @@ from forebay.plan.program import Lane, OpKind
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import torch
+
     from forebay.accelerators.base import Waitable
     from forebay.engine.direct_weights import DirectWeights
     from forebay.engine.part import PartStorage
@@ -60,6 +62,9 @@ class HostWeights:
 
     def meet_readers(self) -> None:
         """Nobody else is asked."""
+
+    def take_from_rank(self, param: torch.Tensor, *, rank: int) -> None:
+        """There is no other."""
 
     def bring(self, unit: Unit) -> Sequence[Waitable]:
         """See `WeightSource`."""

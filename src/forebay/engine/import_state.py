@@ -74,8 +74,7 @@ def import_torch_state(
     for record in engine.collector.records:
         _import_weight(record, _one_of(record.slot.names, model_state))
     for named in untrained_tensors(engine):
-        with torch.no_grad():
-            named.tensor.copy_(_one_of(named.names, model_state))
+        named.write(_one_of(named.names, model_state))
     gather_weights(engine)
     engine.settle_masters()
 

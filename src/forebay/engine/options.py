@@ -159,8 +159,13 @@ class EngineOptions:
 
     @property
     def streams_frozen(self) -> bool:
-        """Whether frozen weights live on the host too; over ranks they stay on the device."""
-        return self.weights is not WeightPlace.DEVICE and self.sharding.size == 1
+        """Whether frozen weights live where trained ones do: on the host, or spread over ranks."""
+        return self.weights is not WeightPlace.DEVICE or self.spreads_weights
+
+    @property
+    def spreads_weights(self) -> bool:
+        """Whether no rank has all weights."""
+        return self.sharding.size > 1 and self.stage == 3
 
     @property
     def own_host_budget(self) -> int | None:

@@ -21,6 +21,7 @@ from forebay.engine.file_state import FileState
 from forebay.engine.homes import own_tensor
 from forebay.engine.landing import GradientForm, Landing
 from forebay.engine.rank_sums import RankSums
+from forebay.engine.shares import answered_for, held_of, share_of
 from forebay.engine.state_memory import PartMemory, StateMemory
 from forebay.engine.weight_memory import WeightMemory
 from forebay.model.layout import Segment
@@ -294,8 +295,7 @@ class PartStorage:
 
     def view(self, flat: torch.Tensor, slot: ParamSlot) -> torch.Tensor:
         """What a flat role of the shard holds of a parameter: in its shape, or flat if not all."""
-        segment = self.segments[slot.index]
-        return self._shaped(flat[segment.offset : segment.end], slot)
+        return held_of(flat, slot, segment=self.segments[slot.index])
 
     def held_shape(self, slot: ParamSlot) -> tuple[int, ...]:
         """The shape of `view`."""
@@ -337,19 +337,11 @@ class PartStorage:
 
     def own_segment(self, slot: ParamSlot) -> Segment:
         """What no other rank answers for of a parameter; offsets are those of the shard."""
-        held = self.segments[slot.index]
-        first = min(max(held.offset, self.own.start), held.end)
-        last = max(first, min(held.end, self.own.end))
-        return Segment(first, last - first, held.start + first - held.offset)
+        return answered_for(self.segments[slot.index], own=self.own)
 
     def share(self, value: torch.Tensor, slot: ParamSlot) -> torch.Tensor:
         """What the shard holds of a parameter-shaped tensor (or of that), in the form of `view`."""
-        segment = self.segments[slot.index]
-        if value.numel() == segment.elements != slot.elements:
-            return value.reshape(-1)
-        if segment.elements == slot.elements:
-            return value.reshape(slot.shape)
-        return value.reshape(-1)[segment.start : segment.start + segment.elements]
+        return share_of(value, slot, segment=self.segments[slot.index])
 
     def master_copy(self, slot: ParamSlot) -> torch.Tensor:
         """A copy of what is held of one parameter's fp32 master, in the form of `view`."""

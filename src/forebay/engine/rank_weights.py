@@ -77,6 +77,18 @@ class RankWeights:
         """See `WeightSource`."""
         self._queue.submit(_nothing, what="a state dict").wait()
 
+    def take_from_rank(self, param: torch.Tensor, *, rank: int) -> None:
+        """See `WeightSource`."""
+        queue, own = self._queue, param.detach().reshape(-1).clone()
+        rows = own.new_empty((len(queue.collectives.group.sharers), own.numel()))
+
+        def _gather() -> None:
+            queue.collectives.gather(rows.view(-1), own, purpose=Purpose.STATE)
+
+        queue.submit(_gather, what="a weight that one rank wrote").wait()
+        with torch.no_grad():
+            param.copy_(rows[rank].view(param.shape))
+
     @property
     def looks_ahead(self) -> bool:
         """See `WeightSource`; not after a window in which ranks needed different units."""

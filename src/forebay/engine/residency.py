@@ -55,6 +55,9 @@ class WeightSource(Protocol):
     def meet_readers(self) -> None:
         """Wait until no other rank needs this one for units that all ranks are reading."""
 
+    def take_from_rank(self, param: torch.Tensor, *, rank: int) -> None:
+        """Let a weight that is here have the values that it has on one rank; all ranks call it."""
+
     @property
     def looks_ahead(self) -> bool:
         """Whether units are brought before they are needed."""
@@ -246,6 +249,10 @@ class Residency:
     def meet_readers(self) -> None:
         """Every reader of all weights has them: go on when the other ranks' have too."""
         self._source.meet_readers()
+
+    def take_from_rank(self, param: torch.Tensor, *, rank: int) -> None:
+        """See `WeightSource`."""
+        self._source.take_from_rank(param, rank=rank)
 
     def use_in_node(self, unit: Unit) -> None:
         """`acquire` for the autograd node that runs; it keeps all units that it asks for."""

@@ -19,7 +19,7 @@ from forebay.checkpoint.header import DTYPES
 from forebay.checkpoint.manifest import Kind, Role
 from forebay.engine.duty import Duty
 from forebay.engine.random_state import RandomState
-from forebay.engine.snapshot import untrained_tensors
+from forebay.engine.snapshot import NamedTensor, untrained_tensors
 from forebay.errors import CheckpointError, ForebayError
 from forebay.optim.master import split
 from forebay.optim.reference import round_to
@@ -60,7 +60,7 @@ class Match:
     """
 
     trained: tuple[tuple[ParamRecord, ParameterEntry], ...]
-    others: tuple[tuple[torch.Tensor, ParameterEntry], ...]
+    others: tuple[tuple[NamedTensor, ParameterEntry], ...]
     scope: Scope
 
     @property
@@ -118,11 +118,11 @@ def match(engine: Engine, checkpoint: Checkpoint, *, scope: Scope, is_strict: bo
             used.add(id(entry))
             trained.append((record, entry))
     for named in untrained_tensors(engine):
-        entry = _find(by_name, named.names, tuple(named.tensor.shape))
+        entry = _find(by_name, named.names, named.shape)
         if entry is not None:
             _refuse_other_kind(named.tensor, entry)
             used.add(id(entry))
-            others.append((named.tensor, entry))
+            others.append((named, entry))
         elif named.kind is not Kind.FROZEN or not manifest.excludes_frozen:
             missing.append(named.names[0])
     unused = [entry.names[0] for entry in manifest.parameters if id(entry) not in used]
@@ -236,8 +236,8 @@ def restore(engine: Engine, checkpoint: Checkpoint, found: Match) -> None:
     try:
         for record, entry in found.trained:
             _restore_record(record, entry, checkpoint, scope=found.scope)
-        for tensor, entry in found.others:
-            _restore_other(tensor, entry, checkpoint)
+        for named, entry in found.others:
+            _restore_other(named, entry, checkpoint)
     except BaseException as error:
         engine._barrier.fail(f"loading {checkpoint.folder} stopped half way: {error}")
         raise
@@ -344,8 +344,12 @@ def write_master(record: ParamRecord, start: int, master: torch.Tensor) -> None:
         part.write("master", here.start, master)
 
 
-def _restore_other(tensor: torch.Tensor, entry: ParameterEntry, checkpoint: Checkpoint) -> None:
+def _restore_other(named: NamedTensor, entry: ParameterEntry, checkpoint: Checkpoint) -> None:
     role = Role.MASTER if entry.kind is Kind.TRAINED else Role.VALUE
+    if named.slices is not None:
+        _restore_slices(named.slices, entry, checkpoint, role=role)
+        return
+    tensor = named.tensor
     with torch.no_grad():
         for start in range(0, entry.elements, _PIECE):
             end = min(start + _PIECE, entry.elements)
@@ -358,3 +362,15 @@ def _restore_other(tensor: torch.Tensor, entry: ParameterEntry, checkpoint: Chec
                 whole = checkpoint.read(entry, role, 0, entry.elements)
                 tensor.copy_(whole.view(entry.shape))
                 break
+
+
+def _restore_slices(
+    record: ParamRecord, entry: ParameterEntry, checkpoint: Checkpoint, *, role: Role
+) -> None:
+    part, held = record.part, record.segment
+    for start in range(held.start, held.start + held.elements, _PIECE):
+        end = min(start + _PIECE, held.start + held.elements)
+        value = checkpoint.read(entry, role, start, end)
+        if entry.kind is Kind.TRAINED:
+            value = round_to(value, part.dtype)
+        part.write_own_weights(held.offset + start - held.start, value)

@@ -53,6 +53,8 @@ def save_sixteen_bit(engine: Engine, path: Path, *, excludes_frozen: bool) -> No
     sources = [_weight(record, gathers) for record in engine.collector.records]
     sources += [
         _source(other.names[0], other.tensor.detach().contiguous())
+        if other.slices is None
+        else _weight(other.slices, gathers)
         for other in untrained_tensors(engine)
         if other.kind is not Kind.FROZEN or not excludes_frozen
     ]
@@ -99,7 +101,7 @@ def _ignore(source: Source) -> None:
 
 
 def _weight(record: ParamRecord, gathers: Gathers) -> Source:
-    """A trained weight where it lives; from files or ranks it is read piece by piece."""
+    """A weight where it lives; from files or ranks it is read piece by piece."""
     part, slot = record.part, record.slot
     if not part.is_sharded and part.weight_files is None:
         return _source(record.label, part.stored(slot))

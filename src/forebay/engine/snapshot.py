@@ -67,12 +67,33 @@ class NamedTensor:
     Attributes:
         names: All its names.
         kind: Frozen parameter or buffer.
-        tensor: The tensor.
+        tensor: The tensor, or what this rank holds of it.
+        record: The record of one that comes and goes.
     """
 
     names: tuple[str, ...]
     kind: Kind
     tensor: torch.Tensor
+    record: ParamRecord | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of all of it."""
+        return tuple(self.tensor.shape) if self.record is None else self.record.slot.shape
+
+    @property
+    def slices(self) -> ParamRecord | None:
+        """Its record where no rank has all of it."""
+        record = self.record
+        return record if record is not None and record.part.is_sharded else None
+
+    def write(self, value: torch.Tensor) -> None:
+        """Give it new values, whole ones."""
+        with torch.no_grad():
+            if self.slices is None:
+                self.tensor.copy_(value)
+            else:
+                self.slices.part.store(self.slices.slot, value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +176,9 @@ class _Builder:
 
     def add_other(self, entry: ParameterEntry, named: NamedTensor) -> None:
         """A frozen parameter or buffer, written by one of the ranks; buffers by rank 0."""
+        if named.slices is not None:
+            self._add_slice(named.slices)
+            return
         rank = 0
         if named.kind is Kind.FROZEN:  # to the one that has least to write so far
             rank = self._loads.index(min(self._loads))
@@ -166,6 +190,13 @@ class _Builder:
             )
             self.sources.append(_other_source(named, spec))
             self.cuts.append(Cut(name, Role.VALUE, 0, entry.elements, spec.key))
+
+    def _add_slice(self, record: ParamRecord) -> None:
+        """This rank's own slice of a frozen parameter that no rank has whole."""
+        piece = self._duty.segment(record)
+        if piece.elements:
+            here = record.part.own_weights[piece.offset : piece.end]
+            self._add(record, Role.VALUE, piece, partial(TensorSource, value=here))
 
     def add_random(self, random: RandomState) -> dict[str, TensorSpec]:
         """The tensors of this rank's generators."""
@@ -271,11 +302,7 @@ def untrained_tensors(engine: Engine) -> list[NamedTensor]:
     Parameters that come and go are the tensors in which their weights live.
     """
     trained = {id(record.param) for record in engine.collector.records}
-    away = {
-        id(record.param): record.part.stored(record.slot)
-        for unit in engine.frozen
-        for record in unit.records
-    }
+    away = {id(record.param): record for unit in engine.frozen for record in unit.records}
     found: dict[int, tuple[list[str], Kind, torch.Tensor]] = {}
     for prefix, module in engine.module.named_modules():
         dot = f"{prefix}." if prefix else ""
@@ -288,10 +315,12 @@ def untrained_tensors(engine: Engine) -> list[NamedTensor]:
         for name, value, kind in members:
             if value is not None and id(value) not in trained:
                 found.setdefault(id(value), ([], kind, value))[0].append(dot + name)
-    return [
-        NamedTensor(names=tuple(names), kind=kind, tensor=away.get(key, value))
-        for key, (names, kind, value) in found.items()
-    ]
+    named = []
+    for key, (names, kind, value) in found.items():
+        record = away.get(key)
+        tensor = value if record is None else record.part.stored(record.slot)
+        named.append(NamedTensor(names=tuple(names), kind=kind, tensor=tensor, record=record))
+    return named
 
 
 def _other(named: NamedTensor) -> ParameterEntry:
@@ -302,7 +331,7 @@ def _other(named: NamedTensor) -> ParameterEntry:
             hint="save_checkpoint(exclude_frozen_parameters=True) leaves frozen parameters out",
         )
     dtype = dtype_name(value.dtype, what=name)
-    return ParameterEntry(names=named.names, kind=named.kind, shape=tuple(value.shape), dtype=dtype)
+    return ParameterEntry(names=named.names, kind=named.kind, shape=named.shape, dtype=dtype)
 
 
 def _other_source(named: NamedTensor, spec: TensorSpec) -> Source:

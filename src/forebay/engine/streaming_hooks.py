@@ -287,10 +287,12 @@ class StreamingHooks:
             self._residency.show(unit)
 
     @contextlib.contextmanager
-    def _showing(self, param: nn.Parameter) -> Iterator[None]:
+    def _showing(self, param: nn.Parameter, rank: int | None) -> Iterator[None]:
         record, unit = self._members[id(param)]
         with self._residency.showing(unit):
             yield
+            if rank is not None:
+                self._residency.take_from_rank(param, rank=rank)
             refresh_master(record)
 
     def gradient_arrived(self, param: nn.Parameter) -> None:

@@ -24,14 +24,15 @@ class WatchedParameters(dict[str, "nn.Parameter | None"]):
     Args:
         members: What was in the module.
         on_read: Called with a parameter before it is handed out.
-        showing: Keeps a parameter on the device inside a `with` block.
+        showing: Keeps a parameter on the device inside a `with` block; then all ranks take over
+            what one of them wrote, where it is given.
     """
 
     def __init__(
         self,
         members: dict[str, nn.Parameter | None],
         on_read: Callable[[nn.Parameter], None],
-        showing: Callable[[nn.Parameter], AbstractContextManager[None]],
+        showing: Callable[[nn.Parameter, int | None], AbstractContextManager[None]],
     ) -> None:
         super().__init__(members)
         self._on_read = on_read

@@ -24,7 +24,8 @@ def exchange_bytes(placement: Placement) -> int:
     if placement.sharding.size == 1 or not placement.units:
         return 0
     gradients = max(_gradient_bytes(unit, placement) for unit in placement.units)
-    gathered = [u for u in placement.units if u.weights is not WeightPlace.DEVICE]
+    every = (*placement.units, *placement.frozen)
+    gathered = [u for u in every if u.weights is not WeightPlace.DEVICE]
     weights = max((_weight_bytes(unit, placement) for unit in gathered), default=0)
     return _IN_FLIGHT * 2 * gradients + weights
 

@@ -132,10 +132,12 @@ def forecast(placement: Placement, *, device_page_bytes: int = 1) -> dict[tuple[
             for key, value in sizes.items():
                 total[key] = total.get(key, 0) + value
     for unit in placement.frozen:
-        key = ("host", "lp_params")
+        here = unit.weights is WeightPlace.RANKS
+        key = ("device" if here else "host", "lp_params")
+        page = device_page_bytes if here else mmap.PAGESIZE
         for part in unit.layout.parts:
-            nbytes = _rounded(ITEM_BYTES[part.dtype] * part.elements, mmap.PAGESIZE)
-            total[key] = total.get(key, 0) + nbytes
+            held = placement.sharding.state(part).elements
+            total[key] = total.get(key, 0) + _rounded(ITEM_BYTES[part.dtype] * held, page)
     if placement.pool_bytes:
         key = ("device", "lp_params")
         total[key] = total.get(key, 0) + placement.pool_bytes
