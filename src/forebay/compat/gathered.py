@@ -94,11 +94,13 @@ class GatheredParameters(contextlib.AbstractContextManager[None]):
 
     def __exit__(self, *exc_info: object) -> None:
         if self._modifier is not None and exc_info[0] is None:
+            # those that come and go are taken over where they are shown
+            shown = {id(param) for _, param in self._frozen}
             for param in self._params:
                 hook = hook_of(param)
                 # nothing on a frozen parameter says whose it is; every rank has it whole
                 engine = self._engine if hook is None else hook.engine
-                if engine is not None:
+                if engine is not None and id(param) not in shown:
                     take_from_rank(engine, param, rank=self._modifier)
                 elif distributed.is_available() and distributed.is_initialized():
                     distributed.broadcast(param.data, src=self._modifier)
