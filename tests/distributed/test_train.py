@@ -46,6 +46,34 @@ def test_three_ranks_train_as_one_process_with_their_rows(tmp_path, stage):
 
 
 @pytest.mark.slow
+def test_layer_order_trains_the_same_model(tmp_path):
+    """Stage 3 with weights on the hosts, and stage 1 one micro-batch after the other (law 1b)."""
+    model_folder(tmp_path / "model")
+    text_file(tmp_path)
+    host, found = {"device": "cpu"}, []
+    for order, more in (
+        ("microbatch", {"stage": 1}),
+        ("layer", {"stage": 3, "offload_param": host}),
+    ):
+        config = {
+            "zero_optimization": {"offload_optimizer": host, **more},
+            "optimizer": {"type": "AdamW"},
+            "train_micro_batch_size_per_gpu": 1,
+            "gradient_accumulation_steps": 3,
+            "forebay": {"accumulation_order": order},
+        }
+        path, run = tmp_path / f"{order}.json", tmp_path / order
+        path.write_text(json.dumps(config))
+        words = _words(tmp_path, "--config", str(path), "--device", "cpu", "--output", str(run))
+        assert ranks.run(3, scripts.command_line, words, seconds=150) == [0, 0, 0]
+        found.append((losses(run), load_file(run / "model" / "model.safetensors")))
+    (left_losses, left), (right_losses, right) = found
+    assert left_losses == right_losses
+    assert left.keys() == right.keys()
+    assert all(torch.equal(value, right[name]) for name, value in left.items())
+
+
+@pytest.mark.slow
 def test_torchrun_runs_the_command(tmp_path):
     model_folder(tmp_path / "model")
     text_file(tmp_path)
