@@ -12,6 +12,8 @@ from torch.utils.checkpoint import checkpoint
 
 from compat_cases import batches, engine_of, loss_of, same, small, weights
 from forebay.accelerators.cpu import CpuAccelerator
+from forebay.config.facts import Facts
+from forebay.config.resolve import resolve
 from forebay.engine import doors
 from forebay.engine.doors import Door
 from forebay.engine.layer_order import LayerOrder
@@ -99,6 +101,18 @@ def test_a_micro_batch_alone_is_refused():
 def test_a_model_without_blocks_is_refused_at_the_start():
     with pytest.raises(UnsupportedError, match="needs a stack of blocks"):
         _engine(model=nn.Linear(7, 3))
+
+
+def test_several_processes_are_told_whose_bits_they_get():
+    raw = {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 2,
+        "zero_optimization": {"stage": 3},
+        "forebay": {"accumulation_order": "layer"},
+    }
+    shown = resolve(raw, facts=Facts(world_size=2)).table()
+    assert "the bits of stages 0 and 1" in shown
+    assert "the bits of stages" not in resolve(raw).table()
 
 
 class _Doubled(torch.autograd.Function):

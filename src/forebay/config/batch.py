@@ -18,6 +18,7 @@ _TRAIN: Final = "train_batch_size"
 _MICRO: Final = "train_micro_batch_size_per_gpu"
 _STEPS: Final = "gradient_accumulation_steps"
 _ORDER: Final = "forebay.accumulation_order"
+_STAGE: Final = "zero_optimization.stage"
 
 
 def solve_batch(
@@ -109,6 +110,8 @@ def resolve_batch(lookup: Lookup) -> BatchSpec:
     order = lookup.take(_ORDER)
     if order == "layer" and batch.accumulation_steps == 1:
         lookup.annotate(_ORDER, "one micro-batch per update: both orders are the same")
+    elif order == "layer" and facts.world_size > 1 and lookup.answer(_STAGE)[0] >= 2:
+        lookup.annotate(_ORDER, "ranks add up once an update: the bits of stages 0 and 1")
     return replace(batch, order=order)
 
 
