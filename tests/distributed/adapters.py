@@ -63,7 +63,7 @@ def train_adapters(stage: int, offload: str) -> dict[str, Any]:
             if step == 1:
                 base = engine.module[1].base
                 with forebay.zero.GatheredParameters(base, modifier_rank=1), torch.no_grad():
-                    base.weight.fill_(0.01 * (rank if stage == 3 else 1))
+                    base.weight.fill_(0.01 * rank)
         state = engine.state_dict()
         written = float(state["1.base.weight"].float().mean())
         weights = digest(list(state.values()))

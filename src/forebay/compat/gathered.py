@@ -96,15 +96,24 @@ class GatheredParameters(contextlib.AbstractContextManager[None]):
         if self._modifier is not None and exc_info[0] is None:
             # those that come and go are taken over where they are shown
             shown = {id(param) for _, param in self._frozen}
-            for param in self._params:
+            for param in (one for one in self._params if id(one) not in shown):
                 hook = hook_of(param)
                 # nothing on a frozen parameter says whose it is; every rank has it whole
                 engine = self._engine if hook is None else hook.engine
-                if engine is not None and id(param) not in shown:
+                if engine is not None:
                     take_from_rank(engine, param, rank=self._modifier)
                 elif distributed.is_available() and distributed.is_initialized():
-                    distributed.broadcast(param.data, src=self._modifier)
+                    _broadcast(param.data, rank=self._modifier)
         self._stack.close()
+
+
+def _broadcast(value: torch.Tensor, *, rank: int) -> None:
+    """Over a group of its own: an engine that nobody knows of here may be using the usual one."""
+    group = distributed.new_group()
+    try:
+        distributed.broadcast(value, src=rank, group=group)
+    finally:
+        distributed.destroy_process_group(group)
 
 
 def _frozen_of(module: nn.Module) -> list[tuple[WatchedParameters, nn.Parameter]]:
