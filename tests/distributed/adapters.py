@@ -96,3 +96,14 @@ def save_and_go_on(folder: str) -> list[bool]:
             engine.load_checkpoint(folder)
             checks.append(digest(list(engine.state_dict().values())) == expected)
     return checks
+
+
+def write_in_copies() -> float:
+    """Two copies of the state, each over two ranks; rank 2, in the second one, writes."""
+    settings = config(3)
+    settings["zero_optimization"]["mics_shard_size"] = 2
+    with forebay.initialize(model=model_of(), config=settings)[0] as engine:
+        base = engine.module[1].base
+        with forebay.zero.GatheredParameters(base, modifier_rank=2), torch.no_grad():
+            base.weight.fill_(0.5 + int(os.environ["RANK"]))
+        return float(engine.state_dict()["1.base.weight"].float().mean())

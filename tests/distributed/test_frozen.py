@@ -33,3 +33,7 @@ def test_checkpoints_hold_their_slices(tmp_path):
     found = load_file(tmp_path / "all.safetensors")
     assert torch.equal(found["3.base.weight"], torch.full((400, 400), 0.5, dtype=torch.bfloat16))
     assert not any(value.isnan().any() for value in found.values())
+
+
+def test_every_copy_takes_over_what_one_rank_wrote():
+    assert ranks.run(4, adapters.write_in_copies) == [2.5] * 4

@@ -80,14 +80,27 @@ class RankWeights:
     def take_from_rank(self, param: torch.Tensor, *, rank: int) -> None:
         """See `WeightSource`."""
         queue, own = self._queue, param.detach().reshape(-1).clone()
-        rows = own.new_empty((len(queue.collectives.group.sharers), own.numel()))
-
-        def _gather() -> None:
-            queue.collectives.gather(rows.view(-1), own, purpose=Purpose.STATE)
-
-        queue.submit(_gather, what="a weight that one rank wrote").wait()
+        job = queue.submit(partial(self._take, own, rank), what="a weight that one rank wrote")
+        job.wait()
         with torch.no_grad():
-            param.copy_(rows[rank].view(param.shape))
+            param.copy_(job.result.view(param.shape))
+
+    def _take(self, own: torch.Tensor, rank: int) -> torch.Tensor:
+        """In the queue's thread: from the rank's own copy of the state, then from that copy."""
+        collectives = self._queue.collectives
+        group = collectives.group
+        here = torch.tensor([group.copy, group.shard], dtype=torch.float64)
+        told = group.tell(here, what="whose weight is taken over")
+        copy, shard = map(int, told[rank].tolist())
+        rows = own.new_empty((len(group.sharers), own.numel()))
+        collectives.gather(rows.view(-1), own, purpose=Purpose.STATE)
+        copies = group.size // len(group.sharers)
+        if copies == 1:
+            return rows[shard]
+        held = rows[shard].clone()
+        across = held.new_empty((copies, held.numel()))
+        group.gather_copies(across.view(-1), held)
+        return across[copy]
 
     @property
     def looks_ahead(self) -> bool:
