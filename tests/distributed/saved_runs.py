@@ -35,6 +35,7 @@ _NVME = {"device": "nvme", "nvme_path": tempfile.gettempdir(), "buffer_count": 1
 OFFLOADS: dict[str, dict[str, Any]] = {
     "none": {},
     "cpu": {"offload_optimizer": {"device": "cpu"}},
+    "half": {"offload_optimizer": {"device": "cpu", "ratio": 0.5}},
     "nvme": {"offload_optimizer": _NVME},
     "files": {
         "offload_optimizer": _NVME,

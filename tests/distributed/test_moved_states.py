@@ -65,5 +65,6 @@ def test_every_stage_place_and_mode_on_three_ranks():
     ]
     policies = (ZenFlow(topk_ratio=0.2, update_every=2, select_every=3), Speculative(), Delayed())
     recipes += [Recipe(stage=2, policy=policy) for policy in policies]
+    recipes += [Recipe(stage=n, policy=Delayed(), place=DEVICE) for n in (1, 3)]
     recipes += [Recipe(stage=3, weights=WeightPlace.HOST, place=place) for place in UpdatePlace]
     _check(3, [(recipe, [EVERY[n % 5], EVERY[(n + 2) % 5]]) for n, recipe in enumerate(recipes)])
