@@ -244,8 +244,8 @@ class Trainer:
 
 def predicted(case: Case, *, profile: Profile) -> dict[str, Any]:
     """The same from the planner."""
-    tiers = tier_bytes(case.shape, case.setup)
     said = step_forecast(case.shape, case.setup, profile=profile)
+    tiers = tier_bytes(case.shape, case.setup, places=said.places)
     return {
         "seconds": said.seconds,
         "compute_seconds": said.compute_seconds,

@@ -37,6 +37,15 @@ LLAMA_3B = {
     "vocab_size": 128256,
     "tie_word_embeddings": True,
 }
+LLAMA_7B = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "intermediate_size": 11008,
+    "vocab_size": 32000,
+}
 
 
 def question(config, machine, *, nodes=1, devices=None, free=64, **work):

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING
 from forebay.bench.spec import SHAPES
 from forebay.errors import ConfigError
 from forebay.hardware.profile import Profile
-from forebay.model.layout import ITEM_BYTES
-from forebay.plan.activations import activations, peak_bytes
+from forebay.plan.activations import activations
 from forebay.plan.compute import compute_seconds
-from forebay.plan.memory import backlog_bytes, forecast
-from forebay.plan.placement import UpdatePlace
+from forebay.plan.device_peak import device_peak
+from forebay.plan.memory import forecast
 from forebay.plan.program import build_program
 from forebay.plan.simulate import simulate
 from forebay.plan.workload import Workload
@@ -48,22 +47,12 @@ def forecast_of(
     placed = {"device": 0, "host": 0}
     for (tier, _), nbytes in forecast(placement).items():
         placed[tier] = placed.get(tier, 0) + nbytes
-    found, kept = activations(shape, work), _kept_gradients(placement)
-    passing = sum(peak_bytes(found, gradients=kept + backlog_bytes(placement)))
+    held = placed["device"] + frozen_bytes
+    peak = device_peak(placement, activations(shape, work), placed=held)
     return {
-        "forecast_device_bytes": placed["device"] + passing + frozen_bytes,
+        "forecast_device_bytes": held + peak.total,
         "forecast_host_bytes": placed["host"],
     } | _seconds(spec, placement, work)
-
-
-def _kept_gradients(placement: Placement) -> int:
-    """Bytes of gradients that wait on the device for the update there."""
-    return sum(
-        ITEM_BYTES[part.dtype] * part.elements
-        for unit in placement.units
-        if unit.update is UpdatePlace.DEVICE
-        for part in unit.layout.parts
-    )
 
 
 def _seconds(spec: StepSpec, placement: Placement, work: Workload) -> dict[str, float]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from forebay.plan.visit_room import SHARE_OF_PEAK
+from forebay.plan.device_peak import SHARE_OF_PEAK
 from forebay.tiers.ledger import Role, Tier
 
 if TYPE_CHECKING:

@@ -7,15 +7,15 @@ forecast, never reserved.
 items of b bytes, a block keeps for its backward
     norms      an RMS norm in several operations keeps its input in fp32 and two results: (4 + 2b) h
                each; a fused layer norm keeps its input, and its result feeds the next product: 2b h
-    attention  queries, keys, values, output and its copy for the projection: b (3q + 2k);
+    attention  queries, keys, values and the output, which the projection reads: b (2q + 2k);
                eager attention keeps scores before and after dropout and a mask: (2b + 1) heads s
                (Korthikanti et al. 2022, "Reducing activation recomputation", equation 2)
     mlp        gated: gate, its activation, up and their product: 4b f; plain: 2b f
 With recomputation each block keeps its input, b h, and the one at work all of the above.
 In layer order all micro-batches of an update keep theirs; the block at work is one micro-batch's.
-The loss keeps three fp32 values for each logit (its fp32 copy or log-softmax, and the gradients of
-both): 12 bytes; measured on an H200, 34.9 GB for 16,384 tokens and 128,256 words, where this
-formula gives 34.7.
+The loss keeps three fp32 values for each logit (its log-softmax, and the gradients of that and of
+the logit): 12 bytes, beside what the last norm keeps. Measured on an H200 with 16,384 tokens and
+128,256 words: 28.438 GB beside the weights, where this formula gives 28.437.
 """
 
 from __future__ import annotations
@@ -43,18 +43,27 @@ class Activations:
         kept: By all blocks from their forward to their backward.
         block: By the block at work beside that.
         loss: While the loss is computed.
+        blocks: How many there are.
+        tied: Where the gradients of both uses of a tied matrix meet, beside one of them.
     """
 
     kept: int
     block: int
     loss: int
+    blocks: int = 1
+    tied: int = 0
+
+
+def _norm_bytes(shape: ModelShape, workload: Workload) -> int:
+    """Of one norm, per token."""
+    b, h = workload.precision.item_bytes, shape.hidden
+    return (4 + 2 * b) * h if shape.norm is Norm.RMS else 2 * b * h
 
 
 def kept_by_block(shape: ModelShape, workload: Workload) -> int:
     """Bytes that one block keeps for its backward; see [Note: activations]."""
     b, h = workload.precision.item_bytes, shape.hidden
-    norm = (4 + 2 * b) * h if shape.norm is Norm.RMS else 2 * b * h
-    attention = float(b * (3 * shape.q_width + 2 * shape.kv_width))
+    attention = float(b * (2 * shape.q_width + 2 * shape.kv_width))
     if workload.attention is Attention.EAGER:
         attention += (2 * b + 1) * shape.heads * workload.sequence
     widths = 4 if shape.mlp is Mlp.GATED else 2
@@ -64,8 +73,8 @@ def kept_by_block(shape: ModelShape, workload: Workload) -> int:
         # A copy of the token goes to each expert and comes back.
         mlp = widths * b * (experts.active * experts.ffn + experts.shared_ffn)
         mlp += 2 * b * h * experts.active
-    each = shape.norms * norm + (attention + mlp) / workload.tensor_parallel
-    return int(workload.tokens * each)
+    each = shape.norms * _norm_bytes(shape, workload)
+    return int(workload.tokens * (each + (attention + mlp) / workload.tensor_parallel))
 
 
 def activations(shape: ModelShape, workload: Workload) -> Activations:
@@ -77,10 +86,16 @@ def activations(shape: ModelShape, workload: Workload) -> Activations:
     widest = max(2 * shape.ffn, 3 * shape.hidden) // workload.tensor_parallel
     passing = workload.tokens * b * widest
     loss = workload.tokens * shape.vocab * _LOSS_BYTES_PER_LOGIT // workload.tensor_parallel
+    loss += workload.tokens * shape.extra_norms * _norm_bytes(shape, workload)
     layers = shape.layers * workload.micro_batches_at_once
-    if workload.recompute is Recompute.NONE:
-        return Activations(kept=block * layers, block=passing, loss=loss)
-    return Activations(kept=inputs * layers, block=block + passing, loss=loss)
+    again = workload.recompute is Recompute.BLOCKS
+    return Activations(
+        kept=(inputs if again else block) * layers,
+        block=passing + (block if again else 0),
+        loss=loss,
+        blocks=shape.layers,
+        tied=2 * shape.tied * b * shape.vocab * shape.hidden // workload.tensor_parallel,
+    )
 
 
 def peak_bytes(found: Activations, *, gradients: int, held: int = 0) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
 from forebay.errors import ConfigError
-from forebay.plan.placement import AccumulationOrder
+from forebay.plan.placement import AccumulationOrder, UpdatePlace
 from forebay.plan.setup import FOREBAY, Cluster, Habits, Home, Setup
 from forebay.plan.step import StepForecast, step_forecast
 from forebay.plan.tiers import Capacity, TierBytes, capacity, tier_bytes
@@ -203,7 +203,7 @@ def evaluate(question: Question, setup: Setup) -> Candidate:
             step = step_forecast(question.shape, tried, profile=profile)
             return Candidate(
                 setup=tried,
-                tiers=tiers,
+                tiers=_with_visits(question, tried, step, tiers),
                 step=step,
                 short={},
                 verdict=Verdict.NOT_NEEDED,
@@ -217,6 +217,17 @@ def evaluate(question: Question, setup: Setup) -> Candidate:
         verdict=Verdict.TOO_LARGE,
         reason="",
     )
+
+
+def _with_visits(
+    question: Question, setup: Setup, step: StepForecast, tiers: TierBytes
+) -> TierBytes:
+    """What a setup takes with the state that visits, which takes no more than there is."""
+    if UpdatePlace.STREAMED not in step.places:
+        return tiers
+    corrected = question.profile.corrections.activations
+    found = tier_bytes(question.shape, setup, corrected=corrected, places=step.places)
+    return found if not fits(found, capacity(question.profile)) else tiers
 
 
 def _divisions(question: Question, work: Workload) -> Iterator[Workload]:

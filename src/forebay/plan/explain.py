@@ -28,6 +28,7 @@ _ROLES = {
     "contiguous_grad_buffer": "gradient sums",
     "activations": "activations",
     "staging": "staging",
+    "visits": "visiting state",
 }
 # For a reader who meets the words here.
 _MEANINGS = {
@@ -38,6 +39,7 @@ _MEANINGS = {
     "contiguous_grad_buffer": "gradients of several passes, added up",
     "activations": "what the way back through the model needs of the way forward",
     "staging": "memory that bytes pass through on their way",
+    "visits": "masters and optimizer state that come to the device for an update and go back",
 }
 _TIERS = {"device": "each device", "host": "each host", "nvme": "each node's drives"}
 # Below so many cores for each device an update on the host is slow whatever its memory.

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from forebay.hardware.profile import Profile
     from forebay.plan.run_record import RunRecord
+    from forebay.plan.tiers import TierBytes
 
 __all__ = ["Lesson", "learn"]
 
@@ -132,23 +133,31 @@ def _lesson(profile: Profile, run: RunRecord) -> Lesson:
 
 
 def _memory(profile: Profile, run: RunRecord) -> dict[str, Any]:
-    """What a run says of activations: the peak without what was placed, measured and predicted."""
+    """What a run says of activations: the factor at which the forecast peak is the measured one."""
     peak = run.measured.device_peak_bytes
     if peak is None:
         return {}
-    tiers = tier_bytes(run.shape, run.setup, corrected=profile.corrections.activations)
-    placed, predicted = tiers.placed_on_device, tiers.total("device")
-    if predicted <= placed:
-        return {}
-    factor = (peak - placed) / (predicted - placed)
-    if not 1 / _MOST <= factor <= _MOST:
+
+    def said(factor: float) -> TierBytes:
+        corrected = factor * profile.corrections.activations
+        return tier_bytes(run.shape, run.setup, corrected=corrected, places=run.places)
+
+    predicted, placed = said(1.0).total("device"), said(1.0).placed_on_device
+    low, high = 1 / _MOST, _MOST
+    if not said(low).total("device") <= peak <= said(high).total("device"):
         raise ConfigError(
             f"the run held {format_bytes(peak)} on the device and {format_bytes(predicted)} were "
-            f"predicted, of which {format_bytes(placed)} are placed: activations would take "
-            f"{factor:.3g} times as much; it must be between {1 / _MOST:.3g} and {_MOST:.3g} times",
+            f"predicted, of which {format_bytes(placed)} are placed: no factor of activations "
+            f"between {low:.3g} and {high:.3g} makes them the same",
             hint="the run trained another model than its record says",
         )
-    return {"activations": factor, "peaks": (predicted, peak)}
+    for _ in range(40):
+        middle = math.sqrt(low * high)
+        if said(middle).total("device") < peak:
+            low = middle
+        else:
+            high = middle
+    return {"activations": math.sqrt(low * high), "peaks": (predicted, peak)}
 
 
 def _with(profile: Profile, run: RunRecord, name: str, factor: float) -> float:

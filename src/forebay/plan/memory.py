@@ -18,7 +18,7 @@ from forebay.plan.records import SECTOR_BYTES, SUM_ELEMENTS, records, sum_bytes,
 
 if TYPE_CHECKING:
     from forebay.model.layout import PartLayout, UnitLayout
-    from forebay.plan.placement import Placement
+    from forebay.plan.placement import Placement, UnitPlacement
 
 __all__ = [
     "RING_SLOTS",
@@ -27,6 +27,7 @@ __all__ = [
     "buffer_bytes",
     "forecast",
     "home_bytes",
+    "leaving_bytes",
     "part_bytes",
     "ring_bytes",
     "streamed_bytes",
@@ -214,13 +215,16 @@ def backlog_bytes(placement: Placement) -> int:
     Two of the largest units keep the link busy while the next gradient is computed. Beyond that
     a sixteenth of all, at most 1 GiB, evens out units of unequal size.
     """
-    wide = placement.accumulation is Accumulation.DEVICE_SUM or placement.sharding.size > 1
-    sizes = [
-        sum(
-            (SUM_ITEM_BYTES if wide else ITEM_BYTES[part.dtype])
-            * placement.sharding.state(part).elements
-            for part in parts
-        )
-        for parts in (u.layout.parts for u in placement.units if u.update is not UpdatePlace.DEVICE)
-    ]
+    leaves = [unit for unit in placement.units if unit.update is not UpdatePlace.DEVICE]
+    sizes = [leaving_bytes(unit, placement) for unit in leaves]
     return max(2 * max(sizes, default=0), min(sum(sizes) // 16, _BACKLOG_BYTES))
+
+
+def leaving_bytes(unit: UnitPlacement, placement: Placement) -> int:
+    """Device bytes of a unit's gradient that goes to the host: this rank's slice of it."""
+    wide = placement.accumulation is Accumulation.DEVICE_SUM or placement.sharding.size > 1
+    return sum(
+        (SUM_ITEM_BYTES if wide else ITEM_BYTES[part.dtype])
+        * placement.sharding.state(part).elements
+        for part in unit.layout.parts
+    )

@@ -73,14 +73,18 @@ class RunRecord:
 
     def forecast(self, profile: Profile) -> StepForecast:
         """An update by a profile."""
-        places = None
-        if self.streamed_units is not None and self.setup.optimizer is Home.HOST:
-            count = len(self.shape.unit_elements())
-            places = [
-                UpdatePlace.STREAMED if index in self.streamed_units else UpdatePlace.HOST
-                for index in range(count)
-            ]
+        places = self.places or None
         return step_forecast(self.shape, self.setup, profile=profile, places=places)
+
+    @property
+    def places(self) -> tuple[UpdatePlace, ...]:
+        """Where each unit updated, for state on the host; empty where nobody said."""
+        if self.streamed_units is None or self.setup.optimizer is not Home.HOST:
+            return ()
+        return tuple(
+            UpdatePlace.STREAMED if index in self.streamed_units else UpdatePlace.HOST
+            for index in range(len(self.shape.unit_elements()))
+        )
 
     def predict(self, profile: Profile) -> float:
         """Seconds of an update by a profile."""
@@ -88,7 +92,7 @@ class RunRecord:
 
     def as_json(self) -> str:
         """The file's text, with bytes by tier as planned beside."""
-        tiers = tier_bytes(self.shape, self.setup)
+        tiers = tier_bytes(self.shape, self.setup, places=self.places)
         values = {
             "version": _VERSION,
             "machine": asdict(self.machine),

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from forebay.model.layout import layout_unit
 from forebay.plan.activations import activations, peak_bytes
-from forebay.plan.memory import backlog_bytes, forecast, streamed_bytes
+from forebay.plan.device_peak import DevicePeak, device_peak
+from forebay.plan.memory import forecast, streamed_bytes
 from forebay.plan.placement import (
     Accumulation,
     AccumulationOrder,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from forebay.hardware.profile import Profile
     from forebay.model.shape import ModelShape
+    from forebay.plan.activations import Activations
     from forebay.plan.setup import Setup
 
 __all__ = [
@@ -58,7 +60,7 @@ _UNITS_AT_ONCE = 2
 _BACKLOG_SHARE = 16
 _BACKLOG_BYTES = 1 << 30
 # What comes and goes with a pass.
-_PASSING = ("activations", "lp_grads")
+_PASSING = ("activations", "lp_grads", "visits")
 # buffer_count x buffer_size records of state on their way to and from drives.
 _NVME_BUFFER_BYTES = 1 << 30
 
@@ -175,30 +177,49 @@ def placement_of(
     return replace(placement, pool_bytes=pool)
 
 
-def tier_bytes(shape: ModelShape, setup: Setup, *, corrected: float = 1.0) -> TierBytes:
+def tier_bytes(
+    shape: ModelShape,
+    setup: Setup,
+    *,
+    corrected: float = 1.0,
+    places: Sequence[UpdatePlace] = (),
+) -> TierBytes:
     """What a setup takes.
 
     Args:
         shape: The model.
         setup: How it trains.
         corrected: What runs taught of activations; they are multiplied by it.
+        places: Where each unit updates, for state on the host: what visits the device takes a part
+            of it. None of it without.
     """
+    found = _corrected(activations(shape, setup.workload), corrected)
+    host_activations = 0
+    if setup.habits.checkpoints is Home.HOST:
+        host_activations = found.kept * setup.cluster.devices_per_node
+        found = replace(found, kept=0)
     if in_engine(setup):
-        device, host, nvme = _engine(shape, setup)
+        device, host, nvme, peak = _engine(shape, setup, found=found, places=tuple(places))
     else:
         device, host, nvme = _formulas(shape, setup)
-    found = activations(shape, setup.workload)
-    kept = found.kept
-    if setup.habits.checkpoints is Home.HOST:
-        host["activations"] = kept * setup.cluster.devices_per_node
-        found = type(found)(kept=0, block=found.block, loss=found.loss)
-    gradients = device.pop("lp_grads", 0)
-    sums = setup.workload.accumulation > 1 and setup.optimizer is Home.DEVICE
-    held = gradients if sums else 0
-    at_peak, gradients_at_peak = peak_bytes(found, gradients=gradients, held=held)
-    device["activations"] = int(corrected * at_peak)
-    device["lp_grads"] = gradients_at_peak
+        gradients = device.pop("lp_grads", 0)
+        sums = setup.workload.accumulation > 1 and setup.optimizer is Home.DEVICE
+        at_peak, at_its_time = peak_bytes(found, gradients=gradients, held=gradients if sums else 0)
+        peak = DevicePeak(activations=at_peak, gradients=at_its_time)
+    host["activations"] = host_activations
+    device |= {
+        "activations": peak.activations,
+        "lp_grads": peak.gradients,
+        "visits": peak.visits,
+    }
     return TierBytes(device=_present(device), host=_present(host), nvme=_present(nvme))
+
+
+def _corrected(found: Activations, factor: float) -> Activations:
+    if factor == 1.0:
+        return found
+    sizes = {name: int(factor * getattr(found, name)) for name in ("kept", "block", "loss")}
+    return replace(found, **sizes)
 
 
 def _present(sizes: dict[str, int]) -> dict[str, int]:
@@ -206,16 +227,18 @@ def _present(sizes: dict[str, int]) -> dict[str, int]:
 
 
 @functools.lru_cache(maxsize=64)
-def _placed(shape: ModelShape, setup: Setup) -> tuple[tuple[tuple[str, str, int], ...], int]:
-    """What the engine reserves by tier and role, and gradients that may wait for the link."""
-    placement = placement_of(shape, setup)
+def _placed(
+    shape: ModelShape, setup: Setup, places: tuple[UpdatePlace, ...]
+) -> tuple[tuple[tuple[str, str, int], ...], Placement]:
+    """What the engine reserves by tier and role, and the placement that says so."""
+    placement = placement_of(shape, setup, places=places or None)
     sizes = tuple((tier, role, size) for (tier, role), size in forecast(placement).items())
-    return sizes, backlog_bytes(placement)
+    return sizes, placement
 
 
 def _engine(
-    shape: ModelShape, setup: Setup
-) -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
+    shape: ModelShape, setup: Setup, *, found: Activations, places: tuple[UpdatePlace, ...]
+) -> tuple[dict[str, int], dict[str, int], dict[str, int], DevicePeak]:
     # How an update's work is cut changes nothing but whether there are several backwards.
     cut = replace(
         setup.workload,
@@ -223,23 +246,17 @@ def _engine(
         sequence=1,
         accumulation=min(2, setup.workload.accumulation),
     )
-    placed, waiting = _placed(shape, replace(setup, workload=cut))
+    placed, placement = _placed(shape, replace(setup, workload=cut), places)
     device = {role: size for tier, role, size in placed if tier == "device"}
     # Ranks are alike: a node's host holds what each of its ranks places there.
     local = setup.cluster.devices_per_node
     host = {role: size * local for tier, role, size in placed if tier == "host"}
     nvme = {role: size * local for tier, role, size in placed if tier == "nvme"}
-    if setup.optimizer is not Home.DEVICE:
-        device["lp_grads"] = waiting
-    else:
-        # Over ranks the sum of a slice is fp32, from stage 2 on the only gradient that stays.
-        device["lp_grads"] = _whole_gradients(shape, setup)
-        if setup.ranks > 1 and setup.stage == 2:
-            device["lp_grads"] = 4 * shape.parameters // setup.ranks
     if setup.ranks > 1:
         item = setup.workload.precision.item_bytes
         device["staging"] = _UNITS_AT_ONCE * item * max(shape.unit_elements())
-    return device, host, nvme
+    peak = device_peak(placement, found, placed=sum(device.values()))
+    return device, host, nvme, peak
 
 
 def _whole_gradients(shape: ModelShape, setup: Setup) -> int:

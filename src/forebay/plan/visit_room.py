@@ -9,16 +9,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from forebay.plan.device_peak import SHARE_OF_PEAK
 from forebay.plan.tiers import tier_bytes
 
 if TYPE_CHECKING:
     from forebay.model.shape import ModelShape
     from forebay.plan.setup import Setup
 
-__all__ = ["SHARE_OF_PEAK", "visit_room"]
-
-# Between two looks a block's recomputed activations come and go.
-SHARE_OF_PEAK = 0.95
+__all__ = ["visit_room"]
 
 
 def visit_room(shape: ModelShape, setup: Setup, *, waiting: int, corrected: float = 1.0) -> int:
