@@ -20,10 +20,13 @@ from forebay.engine import EngineOptions, offload_with
 from forebay.engine.file_space import NvmeOptions
 from forebay.engine.layer_order import LayerOrder
 from forebay.engine.optimizer import OffloadedOptimizer
+from forebay.links.fake import FileFaultScript
+from forebay.links.host_nvme import FileAccess
 from forebay.plan import UpdatePlace, WeightPlace
 from forebay.plan.load_rules import LoadRules
 from forebay.plan.placement import AccumulationOrder
 from forebay.plan.policies import EXACT, Policy
+from forebay.plan.program import Lane
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -56,6 +59,7 @@ class Recipe:
     loads: LoadRules = field(default_factory=LoadRules)
     order: AccumulationOrder = AccumulationOrder.MICROBATCH
     host_budget: int | None = None
+    late_files_us: int = 0
 
 
 def model_of(dtype: torch.dtype, blocks: int = 0) -> nn.Module:
@@ -144,6 +148,13 @@ def _one_by_one(losses: Sequence[Callable[[], torch.Tensor]]) -> list[torch.Tens
     return found
 
 
+def _files(recipe: Recipe) -> NvmeOptions:
+    if not recipe.late_files_us:
+        return _FILES
+    late = FileFaultScript(seed=3, max_delay_us=recipe.late_files_us)
+    return replace(_FILES, access=FileAccess(fault=late))
+
+
 def begin(recipe: Recipe, group: TorchGroup | SlowGroup) -> tuple[nn.Module, OffloadedOptimizer]:
     """The model on this rank, and its optimizer."""
     model = model_of(recipe.dtype, recipe.blocks)
@@ -163,7 +174,7 @@ def begin(recipe: Recipe, group: TorchGroup | SlowGroup) -> tuple[nn.Module, Off
         stage=recipe.stage,
         exchange=recipe.exchange,
         loads=recipe.loads,
-        nvme=_FILES if recipe.place is UpdatePlace.NVME else None,
+        nvme=_files(recipe) if recipe.place is UpdatePlace.NVME else None,
         policy=recipe.policy,
         order=recipe.order,
         host_budget=recipe.host_budget,
@@ -201,6 +212,8 @@ def train(recipe: Recipe) -> dict[str, object]:
         "norms": norms,
         "weights": digest(list(model.state_dict().values())),
         "bytes": {} if queue is None else {k.value: n for k, n in queue.collectives.nbytes.items()},
+        "traffic": {lane.value: n for lane, n in engine.traffic.items()},
+        "planned": {lane.value: engine.program.traffic(lane) for lane in Lane},
         "late": engine.streaming.residency.pool.late,
         "steps": [record.step for record in engine.collector.records],
         "slices": [

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from forebay.model.layout import layout_unit
 from forebay.model.spec import ModelSpec, ParamSpec, UnitSpec
-from forebay.plan.memory import streamed_bytes
+from forebay.plan.home_bytes import streamed_bytes
 from forebay.plan.placement import (
     Accumulation,
     Placement,

@@ -21,7 +21,7 @@ from forebay.plan import (
     build_program,
 )
 from forebay.plan.fluid import Task, run
-from forebay.plan.memory import streamed_bytes
+from forebay.plan.home_bytes import streamed_bytes
 from forebay.plan.placement import AccumulationOrder
 from forebay.plan.program import OpKind, Turn
 from forebay.plan.simulate import ComputeSeconds, simulate

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.utils.dlpack import from_dlpack
 
-from forebay.plan.memory import home_bytes
+from forebay.plan.home_bytes import home_bytes
 
 if TYPE_CHECKING:
     from forebay.accelerators.base import Accelerator

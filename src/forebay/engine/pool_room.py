@@ -8,7 +8,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from forebay.model.holding import held_by_modules, most_held
-from forebay.plan.memory import forecast, streamed_bytes
+from forebay.plan.exchange_memory import exchange_bytes
+from forebay.plan.home_bytes import streamed_bytes
+from forebay.plan.memory import forecast
 from forebay.plan.placement import WeightPlace
 from forebay.plan.pool_size import PoolNeeds, pool_bytes
 from forebay.units_of_measure import format_bytes
@@ -65,15 +67,21 @@ def with_pool(
         at_once=most.nbytes,
         names=tuple(names[index] for index in most.units),
     )
-    return replace(
-        placement,
-        pool_bytes=pool_bytes(
+
+    def sized(taken_bytes: int) -> Placement:
+        size = pool_bytes(
             needs,
             asked=options.pool_bytes,
             device_budget=options.device_budget,
-            taken=sum(nbytes for (tier, _), nbytes in taken.items() if tier == "device"),
-        ),
-    )
+            taken=taken_bytes,
+        )
+        return replace(placement, pool_bytes=size)
+
+    taken_bytes = sum(nbytes for (tier, _), nbytes in taken.items() if tier == "device")
+    found = sized(taken_bytes)
+    # what is read ahead for the units that the pool has room for
+    ahead = exchange_bytes(found) - exchange_bytes(placement)
+    return sized(taken_bytes + ahead) if ahead else found
 
 
 def _say_what_stays(root: nn.Module, model: InspectedModel) -> None:

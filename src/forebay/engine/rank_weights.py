@@ -2,11 +2,16 @@
 
 Each gather begins with a handshake, in which ranks that need different units find out and gather
 each of them together (`forebay.comm.passes`, [Note: rounds]).
+
+Slices in files are read while the gathers before them run, into memory of the device, as soon as
+their unit is asked for: as many as the pool has room for units.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import deque
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +28,7 @@ if TYPE_CHECKING:
     from forebay.comm.queue import Queue
     from forebay.engine.part import PartStorage
     from forebay.engine.unit import Unit
+    from forebay.engine.weight_spool import WeightSpool
     from forebay.links.lanes import Lanes
 
 __all__ = ["RankWeights"]
@@ -37,12 +43,23 @@ class RankWeights:
         queue: Where gathers take their turn among the other collectives.
         units: Every unit by index.
         lanes: Counts bytes.
+        spool: Reads slices in files; None where there are none.
     """
 
-    def __init__(self, queue: Queue, *, units: Sequence[Unit], lanes: Lanes) -> None:
+    def __init__(
+        self,
+        queue: Queue,
+        *,
+        units: Sequence[Unit],
+        lanes: Lanes,
+        spool: WeightSpool | None = None,
+    ) -> None:
         self._queue = queue
         self._units = units
         self._lanes = lanes
+        self._spool = spool
+        # Slices that are read ahead, by part, in the order of their gathers.
+        self._ahead: dict[int, deque[_Slice]] = {}
         self._has_said = False
         queue.is_gated = any(unit.streams_weights for unit in units)
         queue.passes.serve = self._serve
@@ -65,13 +82,28 @@ class RankWeights:
     def bring(self, unit: Unit) -> Sequence[Waitable]:
         """See `WeightSource`."""
         number, name = unit.index, unit.name
+        self._read_ahead(unit)
         work = partial(self._queue.passes.gather, number, name=name)
         job = self._queue.meet(work, what=f"the weights of {name}")
         # No update writes a slice under a gather: the handshake of a step comes after it.
         for part in unit.parts:
-            if unit.stores_off_device:
+            if unit.stores_off_device and part.weight_files is None:
                 self._lanes.traffic[Lane.UP] += part.dtype.itemsize * part.elements
         return [job]
+
+    def _read_ahead(self, unit: Unit) -> None:
+        """Read a unit's slices in files now, for the gather that is asked for next."""
+        for part in unit.parts:
+            if part.weight_files is None:
+                continue
+            assert self._spool is not None
+            part.loads = [one for one in part.loads if not one.done]
+            values = torch.empty(part.elements, dtype=part.dtype, device=part.device)
+            self._queue.uses(values)
+            event = self._lanes.accelerator.record_event()
+            arrivals = self._spool.bring(part, name=unit.name, event=event, slice_of=values)
+            one = _Slice(values=values, arrivals=arrivals)
+            self._ahead.setdefault(id(part), deque()).append(one)
 
     def meet_readers(self) -> None:
         """See `WeightSource`."""
@@ -131,7 +163,7 @@ class RankWeights:
 
     def _gather(self, part: PartStorage, *, keeps: bool) -> None:
         """The whole flat part, then each parameter into its home."""
-        own = part.read_own_weights(0, part.elements).to(part.device, non_blocking=True)
+        own = self._own(part, keeps=keeps)
         whole = torch.empty(part.layout.elements, dtype=part.dtype, device=part.device)
         self._queue.collectives.gather(whole, own, purpose=Purpose.WEIGHTS)
         if not keeps:
@@ -139,6 +171,24 @@ class RankWeights:
         assert part.home is not None
         for slot in part.layout.slots:
             part.home.tensor(slot).copy_(whole[slot.offset : slot.end].view(slot.shape))
+
+    def _own(self, part: PartStorage, *, keeps: bool) -> torch.Tensor:
+        """This rank's slice, on the device: as it was read ahead for a gather of this rank's."""
+        ahead = self._ahead.get(id(part))
+        if not keeps or not ahead:
+            return part.read_own_weights(0, part.elements).to(part.device, non_blocking=True)
+        one = ahead.popleft()
+        for ticket in one.arrivals:
+            self._queue.follow(ticket)
+        return one.values
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Slice:
+    """A slice on its way from files to the device."""
+
+    values: torch.Tensor
+    arrivals: Sequence[Any]
 
 
 def _nothing() -> None:

@@ -15,11 +15,11 @@ from forebay.engine.residency import Residency
 from forebay.engine.saved_weights import SavedWeights
 from forebay.engine.streaming_hooks import StreamingHooks
 from forebay.engine.unit import WeightState
-from forebay.engine.weight_spool import weight_spool
+from forebay.engine.weight_spool import WeightSpool, weight_spool
 from forebay.model.external import external_parameters
 from forebay.model.holding import held_by_modules
 from forebay.plan.exchange_memory import exchange_bytes
-from forebay.plan.memory import streamed_bytes
+from forebay.plan.home_bytes import streamed_bytes
 from forebay.plan.placement import WeightPlace
 from forebay.plan.weight_pool import WeightPool
 from forebay.tiers.ledger import Role, Tier
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from forebay.engine.record import ParamRecord
     from forebay.engine.state_memory import PartMemory
     from forebay.engine.unit import NanSource, Unit
-    from forebay.engine.weight_spool import WeightSpool
     from forebay.links.lanes import Lanes
     from forebay.plan.placement import Placement
 
@@ -76,15 +75,18 @@ class Streaming:
         self._units = [unit for unit in units if unit.streams_weights]
         self.source: HostWeights | RankWeights
         self._spool: WeightSpool | DirectWeights | None = None
+        in_files = any(unit.weights is WeightPlace.NVME for unit in placement.units)
         if lanes.ranks is None or placement.sharding.stage == 0:
-            in_files = any(unit.weights is WeightPlace.NVME for unit in placement.units)
             if in_files:
                 self._spool = weight_spool(lanes, placement=placement, memory=memory)
             self.source = HostWeights(
                 lanes, piece_elements=placement.piece_elements, spool=self._spool
             )
         else:
-            self.source = RankWeights(lanes.ranks, units=units, lanes=lanes)
+            slices = None
+            if in_files:
+                slices = self._spool = WeightSpool(lanes, placement=placement, memory=memory)
+            self.source = RankWeights(lanes.ranks, units=units, lanes=lanes, spool=slices)
         pool = WeightPool(
             {unit.index: streamed_bytes(unit.placement.layout) for unit in self._units},
             capacity_bytes=placement.pool_bytes,

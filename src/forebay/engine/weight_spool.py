@@ -26,6 +26,8 @@ from forebay.tiers.nvme import aligned
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    import torch
+
     from forebay.accelerators.base import Event
     from forebay.engine.file_state import FileState
     from forebay.engine.part import PartStorage
@@ -124,8 +126,17 @@ class WeightSpool:
             (self._arena.address + number * size, []) for number in range(count)
         ]
 
-    def bring(self, part: PartStorage, *, name: str, event: Event) -> list[Any]:
-        """Enqueue what fills a part's homes; returns the tickets of its copies."""
+    def bring(
+        self, part: PartStorage, *, name: str, event: Event, slice_of: torch.Tensor | None = None
+    ) -> list[Any]:
+        """Enqueue what fills a part's homes; returns the tickets of its copies.
+
+        Args:
+            part: Whose weights in files.
+            name: Its unit's.
+            event: What the device must have done before.
+            slice_of: [part.elements] on the device, filled instead of the homes: this rank's slice.
+        """
         assert part.weight_files is not None
         tickets = []
         for piece in WeightPiece.cut(part.weight_files, elements=self._piece):
@@ -142,10 +153,13 @@ class WeightSpool:
             self._lanes.traffic[Lane.READ] += span[2]
             known = piece.sums(self._lanes, "compare", at=address, after=[read])
             self._lanes.observer.doing(OpKind.LOAD, name)
-            plan = self._plan(part, piece, address)
+            if slice_of is None:
+                plan = self._plan(part, piece, address)
+            else:
+                plan = self._plan_of_slice(slice_of, piece, address)
             copy = self._lanes.load(plan, after=[known], piecewise=None, event=event.handle)
             self._lanes.traffic[Lane.UP] += plan.nbytes
-            tickets.append(self._lanes.hold(copy, event))
+            tickets.append(self._lanes.hold(copy, event, slice_of))
             self._buffers.append((address, [copy]))
         part.loads += tickets
         return tickets
@@ -160,6 +174,14 @@ class WeightSpool:
             if first < last:
                 target = part.home.tensor(slot).data_ptr() + (first - slot.offset) * item
                 plan.append(target, address + (first - begin) * item, (last - first) * item)
+        return plan
+
+    def _plan_of_slice(self, target: torch.Tensor, piece: WeightPiece, address: int) -> Any:
+        """A span from a buffer to where it lies in a flat slice."""
+        plan = self._lanes.core.CopyPlan(PIECE_BYTES)
+        item = target.element_size()
+        where = target.data_ptr() + piece.begin * item
+        plan.append(where, address, (piece.last - piece.first) * item)
         return plan
 
     def close(self) -> None:

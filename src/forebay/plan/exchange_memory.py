@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from forebay.model.layout import ITEM_BYTES, SUM_ITEM_BYTES
+from forebay.plan.home_bytes import streamed_bytes
 from forebay.plan.placement import Accumulation, WeightPlace
+from forebay.plan.unit_bytes import slice_bytes
 
 if TYPE_CHECKING:
     from forebay.plan.placement import Placement, UnitPlacement
@@ -20,6 +23,7 @@ def exchange_bytes(placement: Placement) -> int:
     """Room for the largest unit's gradients, sent and received, and for a gather of its weights.
 
     Twice, since two units are under way at a time. The sums that remain are gradients, not room.
+    Slices of weights in files are read ahead for as many units as the pool has room for.
     """
     if placement.sharding.size == 1 or not placement.units:
         return 0
@@ -27,7 +31,7 @@ def exchange_bytes(placement: Placement) -> int:
     every = (*placement.units, *placement.frozen)
     gathered = [u for u in every if u.weights is not WeightPlace.DEVICE]
     weights = max((_weight_bytes(unit, placement) for unit in gathered), default=0)
-    return _IN_FLIGHT * 2 * gradients + weights
+    return _IN_FLIGHT * 2 * gradients + weights + _ahead_bytes(placement)
 
 
 def _gradient_bytes(unit: UnitPlacement, placement: Placement) -> int:
@@ -36,6 +40,18 @@ def _gradient_bytes(unit: UnitPlacement, placement: Placement) -> int:
         (SUM_ITEM_BYTES if wide else ITEM_BYTES[part.dtype]) * part.elements
         for part in unit.layout.parts
     )
+
+
+def _ahead_bytes(placement: Placement) -> int:
+    """At the most: those first whose padded slices are large beside what the pool counts."""
+    in_files = [unit for unit in placement.units if unit.weights is WeightPlace.NVME]
+    sizes = [(slice_bytes(unit, placement), streamed_bytes(unit.layout)) for unit in in_files]
+    left, total = placement.pool_bytes, 0.0
+    for own, home in sorted(sizes, key=lambda size: size[0] / max(1, size[1]), reverse=True):
+        share = min(1.0, left / home) if home else 1.0
+        total += share * own
+        left -= int(share * home)
+    return math.ceil(total)
 
 
 def _weight_bytes(unit: UnitPlacement, placement: Placement) -> int:

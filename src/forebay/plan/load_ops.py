@@ -9,7 +9,7 @@ from forebay.plan.foresight import Pass
 from forebay.plan.loads import window_loads
 from forebay.plan.ops import Lane, Op, OpKind, Trigger, TriggerKind, Turn
 from forebay.plan.placement import WeightPlace
-from forebay.plan.unit_bytes import unit_bytes, weight_file_bytes
+from forebay.plan.unit_bytes import load_bytes, weight_file_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,7 +55,7 @@ def load_ops(placement: Placement, *, order: Sequence[int]) -> list[Op]:
                 kind=OpKind.LOAD,
                 lane=Lane.UP,
                 unit=index,
-                nbytes=unit_bytes(unit, placement),
+                nbytes=load_bytes(unit, placement),
                 after=after,
                 trigger=trigger,
                 turn=turn,

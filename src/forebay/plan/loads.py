@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from forebay.plan.foresight import Pass
-from forebay.plan.memory import streamed_bytes
+from forebay.plan.home_bytes import streamed_bytes
 from forebay.plan.weight_pool import MoveKind, WeightPool
 
 if TYPE_CHECKING:

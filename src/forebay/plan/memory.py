@@ -17,7 +17,7 @@ from forebay.plan.policy_bytes import policy_bytes
 from forebay.plan.records import SECTOR_BYTES, SUM_ELEMENTS, records, sum_bytes, weight_form
 
 if TYPE_CHECKING:
-    from forebay.model.layout import PartLayout, UnitLayout
+    from forebay.model.layout import PartLayout
     from forebay.plan.placement import Placement, UnitPlacement
 
 __all__ = [
@@ -26,11 +26,9 @@ __all__ = [
     "backlog_bytes",
     "buffer_bytes",
     "forecast",
-    "home_bytes",
     "leaving_bytes",
     "part_bytes",
     "ring_bytes",
-    "streamed_bytes",
     "weight_buffer_bytes",
     "weight_staging_bytes",
 ]
@@ -40,8 +38,6 @@ RING_SLOTS = 4
 # 16 MiB slots keep a link within a few percent of its bandwidth.
 _RING_BYTES = RING_SLOTS * (16 << 20)
 
-# What device allocators round each allocation up to.
-_ALLOCATION_BYTES = 512
 # Through which state in files is read and written outside of updates: 16 blocks of a checksum, and
 # a sector on either side.
 SCRATCH_BYTES = 16 * 4 * SUM_ELEMENTS + 2 * SECTOR_BYTES
@@ -156,17 +152,6 @@ def forecast(placement: Placement, *, device_page_bytes: int = 1) -> dict[tuple[
     if staging:
         total["host", "staging"] = staging
     return total
-
-
-def home_bytes(part: PartLayout) -> int:
-    """Device bytes of a streamed part's weights while they are there: one allocation each."""
-    item = ITEM_BYTES[part.dtype]
-    return sum(_rounded(item * slot.elements, _ALLOCATION_BYTES) for slot in part.slots)
-
-
-def streamed_bytes(unit: UnitLayout) -> int:
-    """Device bytes of a streamed unit's weights while they are there."""
-    return sum(home_bytes(part) for part in unit.parts)
 
 
 def _file_bytes(elements: int, placement: Placement) -> int:

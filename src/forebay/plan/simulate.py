@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from forebay.model.layout import ITEM_BYTES
 from forebay.plan.fluid import Meeting, Task, run
-from forebay.plan.memory import streamed_bytes
+from forebay.plan.home_bytes import streamed_bytes
 from forebay.plan.program import Lane, Op, OpKind, Trigger, TriggerKind, Turn
 from forebay.plan.timeline import Interval, Row, Timeline
 

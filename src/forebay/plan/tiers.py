@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 from forebay.model.layout import layout_unit
 from forebay.plan.activations import activations, peak_bytes
 from forebay.plan.device_peak import DevicePeak, device_peak
-from forebay.plan.memory import forecast, streamed_bytes
+from forebay.plan.home_bytes import streamed_bytes
+from forebay.plan.memory import forecast
 from forebay.plan.placement import (
     Accumulation,
     AccumulationOrder,

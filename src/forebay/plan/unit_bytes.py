@@ -11,7 +11,14 @@ from forebay.plan.records import records, weight_form
 if TYPE_CHECKING:
     from forebay.plan.placement import Placement, UnitPlacement
 
-__all__ = ["state_bytes", "sum_bytes", "unit_bytes", "weight_file_bytes"]
+__all__ = [
+    "load_bytes",
+    "slice_bytes",
+    "state_bytes",
+    "sum_bytes",
+    "unit_bytes",
+    "weight_file_bytes",
+]
 
 
 def unit_bytes(unit: UnitPlacement, placement: Placement, item_bytes: int | None = None) -> int:
@@ -30,6 +37,20 @@ def state_bytes(unit: UnitPlacement, placement: Placement) -> int:
         placement.streamed_item_bytes(part.dtype, weights=unit.weights)
         * placement.sharding.state(part).elements
         for part in unit.layout.parts
+    )
+
+
+def load_bytes(unit: UnitPlacement, placement: Placement) -> int:
+    """Bytes that a load of a unit's weights brings up: over ranks a slice, padding included."""
+    if not placement.gathers_weights:
+        return unit_bytes(unit, placement)
+    return slice_bytes(unit, placement)
+
+
+def slice_bytes(unit: UnitPlacement, placement: Placement) -> int:
+    """Bytes of this rank's slice of a unit's weights, padding included."""
+    return sum(
+        ITEM_BYTES[part.dtype] * placement.sharding.own(part).elements for part in unit.layout.parts
     )
 
 
