@@ -68,12 +68,26 @@ def test_bytes_between_ranks_are_zeros():
     assert three["weights"] == updates * (2 * whole - 3 * block) + block + whole
 
 
+def test_bytes_between_ranks_are_those_of_the_program():
+    """Per update, in every stage, also with room for all weights and with weights on the host."""
+    base = Recipe(blocks=6, differentiates_inputs=True)
+    recipes = [replace(base, stage=stage) for stage in (1, 2, 3)]
+    few = replace(base, stage=3, pool_bytes=2048)
+    recipes += [few, replace(few, weights=WeightPlace.HOST), replace(few, micro=2)]
+    longer = [replace(recipe, steps=recipe.steps + 1) for recipe in recipes]
+    found = ranks.run(3, training.train_all, [*recipes, *longer])[0]
+    for one, two in zip(found[: len(recipes)], found[len(recipes) :], strict=True):
+        moved = sum(two["bytes"].values()) - sum(one["bytes"].values())
+        assert moved == two["planned"]["ranks"]
+        assert two["traffic"].get("up", 0) - one["traffic"].get("up", 0) == two["planned"]["up"]
+
+
 def test_memory_of_a_rank_follows_the_formulas():
     """Stage 1 to 3 in bf16: 2P + 14P/N, 2P + 14P/N and 16P/N bytes, of which sums are 4P/N.
 
     Masters are split, so they take 2 bytes beside a weight; sums over ranks are fp32 and come and
     go. A sum is not in the ledger between steps. Beside all that is room for exchanges: two units'
-    gradients, sent and received, and in stage 3 a gather.
+    gradients packed and one's that arrive, and in stage 3 a gather.
     """
     block, blocks = 3 * 4096, 4
     padded = blocks * block
@@ -92,7 +106,7 @@ def test_memory_of_a_rank_follows_the_formulas():
         strict=True,
     ):
         room = result["ledger"].pop("device staging")
-        assert room == 2 * 2 * 2 * padded // blocks + (result is results[3]) * 2 * 4 * 4096
+        assert room == 3 * 2 * padded // blocks + (result is results[3]) * 2 * 4 * 4096
         # each allocation is rounded up to pages where the device is the host
         assert expected <= sum(result["ledger"].values()) <= expected + 4096 * 4 * blocks
 

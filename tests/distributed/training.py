@@ -60,6 +60,7 @@ class Recipe:
     order: AccumulationOrder = AccumulationOrder.MICROBATCH
     host_budget: int | None = None
     late_files_us: int = 0
+    differentiates_inputs: bool = False
 
 
 def model_of(dtype: torch.dtype, blocks: int = 0) -> nn.Module:
@@ -124,7 +125,8 @@ def windows(recipe: Recipe, *, rank: int) -> list[list[torch.Tensor]]:
 
 def loss_of(model: nn.Module, x: torch.Tensor, recipe: Recipe) -> torch.Tensor:
     """A mean over the micro-batch, as a share of the window."""
-    return (model(x).float() - 1.0).pow(2).mean() / recipe.micro
+    given = x.requires_grad_(recipe.differentiates_inputs)
+    return (model(given).float() - 1.0).pow(2).mean() / recipe.micro
 
 
 def _think(model: nn.Module, seconds: float) -> None:

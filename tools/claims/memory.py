@@ -13,7 +13,7 @@ from forebay.plan.placement import UpdatePlace
 from forebay.plan.program import Lane, build_program
 from forebay.plan.setup import Cluster, Home
 from forebay.plan.step import rank_rates, rank_units
-from forebay.plan.systems import DDP, L2L_TRAFFIC, ZERO_INFINITY, ZERO_OFFLOAD
+from forebay.plan.systems import DDP, L2L_TRAFFIC, ZERO, ZERO_INFINITY, ZERO_OFFLOAD
 from forebay.plan.tiers import placement_of, tier_bytes
 from forebay.plan.zero_memory import Backwards, Offload, in_several_processes
 
@@ -25,7 +25,7 @@ def memory_rows() -> Iterator[Row]:
     """Stage formulas."""
     shape = from_counts(7_500_000_000)
     for stage, gigabytes in enumerate((120.0, 31.4, 16.6, 1.88)):
-        setup = setup_of(stage, cluster=(16, 4))
+        setup = setup_of(stage, cluster=(16, 4), habits=ZERO)
         yield Row(
             name=f"7.5B on 64 devices, stage {stage}",
             published=gigabytes,

@@ -16,10 +16,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from forebay.model.layout import ITEM_BYTES, SUM_ITEM_BYTES
+from forebay.model.layout import SUM_ITEM_BYTES
 from forebay.plan.memory import backlog_bytes, leaving_bytes
-from forebay.plan.placement import UpdatePlace
-from forebay.plan.unit_bytes import state_bytes, sum_bytes
+from forebay.plan.placement import Accumulation, UpdatePlace
+from forebay.plan.unit_bytes import state_bytes, sum_bytes, whole_bytes
 
 if TYPE_CHECKING:
     from forebay.plan.activations import Activations
@@ -70,61 +70,66 @@ def device_peak(placement: Placement, found: Activations, *, placed: int) -> Dev
 
 def _walk(placement: Placement, found: Activations, *, room: int | None) -> list[DevicePeak]:
     """All moments; `room` for what passes, visits included, or None where nothing visits."""
-    held = _Gradients(placement)
-    visits = _Visits(placement, room=room)
-    if placement.backwards_per_update > 1:
-        for unit in reversed(placement.units):
-            held.leaves(unit)
+    held, visits = _Gradients(placement), _Visits(placement, room=room)
     loss = found.kept + max(found.loss, found.block)
     moments = [DevicePeak(activations=loss, gradients=held.total)]
-    last = len(placement.units) - 1
-    for place in range(last, -1, -1):
+    held.begin_last()
+    is_spread = placement.sharding.size > 1
+    for place in range(len(placement.units) - 1, -1, -1):
         unit, kept = placement.units[place], found.kept * min(place, found.blocks) // found.blocks
         at_work = found.block if 0 < place <= found.blocks else 0
-        moments.append(_moment(kept + at_work, held, visits))
-        if visits.has(unit):
-            held.stays(unit)
-        else:
-            held.leaves(unit)
+        # over ranks a gradient is whole until it is packed for its exchange
+        local = whole_bytes(unit) if is_spread else 0
+        moments.append(_moment(kept + at_work, held, visits, local=local))
+        held.complete(unit, stays=visits.has(unit))
         if place == 0:
             moments.append(_moment(found.tied, held, visits))
         visits.come(beside=kept + held.total)
     return moments
 
 
-def _moment(activations: int, held: _Gradients, visits: _Visits) -> DevicePeak:
-    return DevicePeak(activations=activations, gradients=held.total, visits=visits.nbytes)
+def _moment(activations: int, held: _Gradients, visits: _Visits, *, local: int = 0) -> DevicePeak:
+    return DevicePeak(activations=activations, gradients=held.total + local, visits=visits.nbytes)
 
 
 class _Gradients:
-    """Gradients on the device: those that stay, and those that wait for the link."""
+    """Gradients on the device: sums, those that stay, and those that wait for the link."""
 
     def __init__(self, placement: Placement) -> None:
         self._placement = placement
         self._most = backlog_bytes(placement)
         self._waiting: list[int] = []
-        summed = placement.backwards_per_update > 1
-        own = [unit for unit in placement.units if unit.update is UpdatePlace.DEVICE]
-        # sums of earlier backwards are there from the first on
-        self._kept = sum(_kept_bytes(unit, placement) for unit in own) if summed else 0
-        self._sums_kept = summed
+        self._kept = 0
+        self._sums = {u.layout.index: _sum_bytes(u, placement) for u in placement.units}
+        if placement.backwards_per_update > 1 and placement.accumulation is Accumulation.HOST_SUM:
+            # those of the backward before
+            for unit in reversed(placement.units):
+                if unit.update is not UpdatePlace.DEVICE:
+                    self._wait(unit)
 
     @property
     def total(self) -> int:
-        return self._kept + sum(self._waiting)
+        """Bytes of all of them."""
+        return self._kept + sum(self._waiting) + sum(self._sums.values())
 
-    def leaves(self, unit: UnitPlacement) -> None:
-        """A gradient is complete; it goes to the host, unless it is updated where it is."""
-        if unit.update is UpdatePlace.DEVICE:
-            self._kept += 0 if self._sums_kept else _kept_bytes(unit, self._placement)
-            return
+    def begin_last(self) -> None:
+        """The last backward begins: the link has been idle since the one before ended."""
+        self._waiting.clear()
+
+    def complete(self, unit: UnitPlacement, *, stays: bool) -> None:
+        """A unit's gradient of the last backward is there; it stays, or goes to the host."""
+        self._sums[unit.layout.index] = 0
+        if stays:
+            self._kept += whole_bytes(unit)
+        elif unit.update is UpdatePlace.DEVICE:
+            self._kept += _kept_bytes(unit, self._placement)
+        else:
+            self._wait(unit)
+
+    def _wait(self, unit: UnitPlacement) -> None:
         self._waiting.append(leaving_bytes(unit, self._placement))
         while len(self._waiting) > 1 and sum(self._waiting) > self._most:
             self._waiting.pop(0)
-
-    def stays(self, unit: UnitPlacement) -> None:
-        """A gradient is complete, and its state is here."""
-        self._kept += _visitor_bytes(unit)
 
 
 class _Visits:
@@ -146,7 +151,7 @@ class _Visits:
         self._done.add(index)
         if index not in self._here:
             return False
-        self._promised -= _visitor_bytes(unit)
+        self._promised -= whole_bytes(unit)
         return True
 
     def come(self, *, beside: int) -> None:
@@ -159,25 +164,37 @@ class _Visits:
             state = state_bytes(unit, self._placement) + sum_bytes(unit, self._placement)
             assert self._room is not None
             left = self._room - beside - self.nbytes - self._promised
-            if left < state + _visitor_bytes(unit):
+            if left < state + whole_bytes(unit):
                 return
             self.nbytes += state
-            self._promised += _visitor_bytes(unit)
+            self._promised += whole_bytes(unit)
             self._here.add(unit.layout.index)
             self._to_come = self._to_come[1:]
 
 
-def _visitor_bytes(unit: UnitPlacement) -> int:
-    return sum(ITEM_BYTES[part.dtype] * part.elements for part in unit.layout.parts)
-
-
 def _kept_bytes(unit: UnitPlacement, placement: Placement) -> int:
     """Bytes of the gradient of a unit that is updated where it is, at the end of a window."""
-    sharding, summed = placement.sharding, placement.backwards_per_update > 1
-    if sharding.size > 1 and sharding.stage >= 2:
-        # the sum of this rank's slice is the only gradient that stays
-        return sum(SUM_ITEM_BYTES * sharding.own(part).elements for part in unit.layout.parts)
+    if placement.sharding.size > 1:
+        return SUM_ITEM_BYTES * _elements(unit, placement, sliced=placement.sharding.stage > 0)
+    if placement.backwards_per_update > 1:
+        return SUM_ITEM_BYTES * _elements(unit, placement)
+    return whole_bytes(unit)
+
+
+def _sum_bytes(unit: UnitPlacement, placement: Placement) -> int:
+    """Bytes of the sum of earlier backwards, where it is on the device."""
+    on_device = placement.accumulation is Accumulation.DEVICE_SUM
+    if placement.backwards_per_update == 1 or not (on_device or unit.update is UpdatePlace.DEVICE):
+        return 0
+    # stages 0 and 1 exchange once a window
+    sharding = placement.sharding
+    return SUM_ITEM_BYTES * _elements(
+        unit, placement, sliced=sharding.size > 1 and sharding.stage > 1
+    )
+
+
+def _elements(unit: UnitPlacement, placement: Placement, *, sliced: bool = False) -> int:
     return sum(
-        (SUM_ITEM_BYTES if summed else ITEM_BYTES[part.dtype]) * part.elements
+        placement.sharding.own(part).elements if sliced else part.elements
         for part in unit.layout.parts
     )

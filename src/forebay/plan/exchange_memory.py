@@ -16,13 +16,14 @@ if TYPE_CHECKING:
 __all__ = ["exchange_bytes"]
 
 # One exchange runs while the next one's gradient is packed.
-_IN_FLIGHT = 2
+_PACKED, _ARRIVING = 2, 1
 
 
 def exchange_bytes(placement: Placement) -> int:
     """Room for the largest unit's gradients, sent and received, and for a gather of its weights.
 
-    Twice, since two units are under way at a time. The sums that remain are gradients, not room.
+    Two units are packed at a time, and of one of them the others' slices arrive. The sums that
+    remain are gradients, not room.
     Slices of weights in files are read ahead for as many units as the pool has room for.
     """
     if placement.sharding.size == 1 or not placement.units:
@@ -31,11 +32,13 @@ def exchange_bytes(placement: Placement) -> int:
     every = (*placement.units, *placement.frozen)
     gathered = [u for u in every if u.weights is not WeightPlace.DEVICE]
     weights = max((_weight_bytes(unit, placement) for unit in gathered), default=0)
-    return _IN_FLIGHT * 2 * gradients + weights + _ahead_bytes(placement)
+    return (_PACKED + _ARRIVING) * gradients + weights + _ahead_bytes(placement)
 
 
 def _gradient_bytes(unit: UnitPlacement, placement: Placement) -> int:
-    wide = placement.accumulation is not Accumulation.SINGLE
+    # where ranks keep no sums of their own, addends are exchanged after every backward
+    sums = placement.accumulation is not Accumulation.SINGLE
+    wide = sums and placement.keeps_local_sums
     return sum(
         (SUM_ITEM_BYTES if wide else ITEM_BYTES[part.dtype]) * part.elements
         for part in unit.layout.parts

@@ -9,12 +9,12 @@ from forebay.plan.foresight import Pass
 from forebay.plan.loads import window_loads
 from forebay.plan.ops import Lane, Op, OpKind, Trigger, TriggerKind, Turn
 from forebay.plan.placement import WeightPlace
-from forebay.plan.unit_bytes import load_bytes, weight_file_bytes
+from forebay.plan.unit_bytes import load_bytes, weight_file_bytes, whole_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-    from forebay.plan.placement import Placement
+    from forebay.plan.placement import Placement, UnitPlacement
 
 __all__ = ["load_ops"]
 
@@ -22,9 +22,10 @@ _TRIGGERS = {Pass.FORWARD: TriggerKind.FORWARD_USE, Pass.BACKWARD: TriggerKind.B
 
 
 def load_ops(placement: Placement, *, order: Sequence[int]) -> list[Op]:
-    """One operation for each unit that every pass of a kind loads; else one for each load.
+    """What brings weights for each pass: once for units that every pass of a kind loads.
 
-    Loads of weights in files follow their reads, by positions in the list.
+    Loads of weights in files follow their reads, and gathers over ranks follow both, by positions
+    in the list.
 
     Args:
         placement: Where everything lives.
@@ -36,29 +37,26 @@ def load_ops(placement: Placement, *, order: Sequence[int]) -> list[Op]:
     for (kind, index), count in Counter((load.kind, load.unit) for load in loads).items():
         is_every = count == placement.backwards_per_update
         turn = Turn.EVERY if is_every else Turn.LAST
-        trigger = Trigger(_TRIGGERS[kind], index)
-        unit = by_index[index]
         for _ in range(1 if is_every else count):
-            after: tuple[int, ...] = ()
-            if unit.weights is WeightPlace.NVME:
-                after = (len(ops),)
-                read = Op(
-                    kind=OpKind.READ_WEIGHTS,
-                    lane=Lane.READ,
+            for follows, (what, lane, nbytes) in enumerate(_steps(by_index[index], placement)):
+                op = Op(
+                    kind=what,
+                    lane=lane,
                     unit=index,
-                    nbytes=weight_file_bytes(unit, placement),
-                    trigger=trigger,
+                    nbytes=nbytes,
+                    after=(len(ops) - 1,) if follows else (),
+                    trigger=Trigger(_TRIGGERS[kind], index),
                     turn=turn,
                 )
-                ops.append(read)
-            load = Op(
-                kind=OpKind.LOAD,
-                lane=Lane.UP,
-                unit=index,
-                nbytes=load_bytes(unit, placement),
-                after=after,
-                trigger=trigger,
-                turn=turn,
-            )
-            ops.append(load)
+                ops.append(op)
     return ops
+
+
+def _steps(unit: UnitPlacement, placement: Placement) -> Iterator[tuple[OpKind, Lane, int]]:
+    """What one load does, one after the other: kind, lane and bytes."""
+    if unit.weights is WeightPlace.NVME:
+        yield OpKind.READ_WEIGHTS, Lane.READ, weight_file_bytes(unit, placement)
+    if unit.weights.is_off_device:
+        yield OpKind.LOAD, Lane.UP, load_bytes(unit, placement)
+    if placement.gathers_weights:
+        yield OpKind.GATHER_WEIGHTS, Lane.RANKS, whole_bytes(unit)

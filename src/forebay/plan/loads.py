@@ -7,16 +7,19 @@ does otherwise, or needs no weight in its first backward, less or more is loaded
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from forebay.plan.foresight import Pass
 from forebay.plan.home_bytes import streamed_bytes
+from forebay.plan.placement import WeightPlace
 from forebay.plan.weight_pool import MoveKind, WeightPool
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from forebay.plan.load_rules import LoadRules
     from forebay.plan.placement import Placement
     from forebay.plan.weight_pool import Move
 
@@ -39,20 +42,41 @@ def window_loads(placement: Placement, *, order: Sequence[int]) -> list[Load]:
         placement: Which units stream, and the pool's bytes.
         order: Unit indices in the order in which a forward needs them.
     """
-    streamed = {u.layout.index: u.layout for u in placement.units if u.weights.is_off_device}
-    used = [unit for unit in order if unit in streamed]
+    comes = {u.layout.index: u for u in placement.units if u.weights is not WeightPlace.DEVICE}
+    used = [unit for unit in order if unit in comes]
     if not used:
         return []
-    pool = WeightPool(
-        {index: streamed_bytes(layout) for index, layout in streamed.items()},
-        capacity_bytes=placement.pool_bytes,
-        names={index: layout.name for index, layout in streamed.items()},
+    return list(
+        _steady_window(
+            tuple((index, streamed_bytes(comes[index].layout)) for index in used),
+            capacity_bytes=placement.pool_bytes,
+            rules=placement.loads,
+            backwards=placement.backwards_per_update,
+        )
     )
+
+
+@functools.lru_cache(maxsize=16)
+def _steady_window(
+    sizes: tuple[tuple[int, int], ...],
+    *,
+    capacity_bytes: int,
+    rules: LoadRules,
+    backwards: int,
+) -> tuple[Load, ...]:
+    """`window_loads` from (index, bytes) in the order of a forward; a planner asks for it often."""
+    pool = WeightPool(
+        dict(sizes),
+        capacity_bytes=capacity_bytes,
+        names={index: f"number {index}" for index, _ in sizes},
+        rules=rules,
+    )
+    used = [index for index, _ in sizes]
     found: list[Load] = []
     # The first window fills the order of uses; the second one begins with what its update left.
     for _ in range(2):
-        found = _window(pool, used, backwards=placement.backwards_per_update)
-    return found
+        found = _window(pool, used, backwards=backwards)
+    return tuple(found)
 
 
 def _window(pool: WeightPool, used: Sequence[int], *, backwards: int) -> list[Load]:

@@ -54,6 +54,8 @@ class OpKind(Enum):
     """Bring a unit's weights from files to host memory for a pass; they are loaded from there."""
     WRITE_BACK = "write_back"
     """Send a streamed unit's updated state home (or publish, when the host updated it)."""
+    GATHER_WEIGHTS = "gather_weights"
+    """Collect a unit's weights for a pass from the ranks, each of which holds a slice."""
     READ = "read"
     """Bring a unit's state from files into buffers: ahead of the update as far as they go."""
     STORE = "store"

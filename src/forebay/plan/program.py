@@ -17,7 +17,13 @@ from forebay.plan.placement import Accumulation, UpdatePlace, WeightPlace
 from forebay.plan.policies import Delayed, DuringBackward
 from forebay.plan.policy_bytes import speculates
 from forebay.plan.records import records
-from forebay.plan.unit_bytes import state_bytes, sum_bytes, unit_bytes, weight_file_bytes
+from forebay.plan.unit_bytes import (
+    state_bytes,
+    sum_bytes,
+    unit_bytes,
+    weight_file_bytes,
+    whole_bytes,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -191,9 +197,8 @@ def _gather(unit: UnitPlacement, after: int) -> Op:
         kind=OpKind.GATHER,
         lane=Lane.RANKS,
         unit=unit.layout.index,
-        nbytes=0
-        if unit.weights is not WeightPlace.DEVICE
-        else sum(ITEM_BYTES[part.dtype] * part.elements for part in unit.layout.parts),
+        # weights that come and go are gathered by the passes that use them
+        nbytes=whole_bytes(unit) if unit.weights is WeightPlace.DEVICE else 0,
         after=(after,),
         trigger=Trigger(TriggerKind.STEP),
     )

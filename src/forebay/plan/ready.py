@@ -34,8 +34,6 @@ def not_built(setup: Setup) -> str:
         return f"the optimizer {setup.workload.optimizer}"
     if setup.weights is Home.NVME and setup.optimizer is not Home.NVME:
         return "weights on drives beside state in memory"
-    if setup.ranks > 1 and setup.weights is not Home.DEVICE:
-        return "weights on the host over several devices"
     return ""
 
 

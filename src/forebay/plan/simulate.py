@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from forebay.model.layout import ITEM_BYTES
 from forebay.plan.fluid import Meeting, Task, run
 from forebay.plan.home_bytes import streamed_bytes
+from forebay.plan.placement import WeightPlace
 from forebay.plan.program import Lane, Op, OpKind, Trigger, TriggerKind, Turn
 from forebay.plan.timeline import Interval, Row, Timeline
 
@@ -125,7 +126,8 @@ class _Interpreter:
         self._compute = compute.times(placement.micro_batches)
         self._order = tuple(order)
         # How many uses ahead the pool of streamed weights reaches.
-        streamed = [streamed_bytes(u.layout) for u in placement.units if u.weights.is_off_device]
+        comes = [u.layout for u in placement.units if u.weights is not WeightPlace.DEVICE]
+        streamed = [streamed_bytes(layout) for layout in comes]
         largest = max(streamed, default=0)  # 0 too where all of them are empty
         self._ahead = max(1, placement.pool_bytes // largest - 1) if largest else 1
         self._uses: list[int] = []
@@ -253,11 +255,11 @@ class _Interpreter:
                 after=after,
                 priority=op.index if urgent else _BULK,
             )
+        if op.unit is None or (op.lane is Lane.RANKS and not op.nbytes):
+            return Task(lane=None, after=after)
         if op.lane is Lane.RANKS:
             seconds = op.nbytes / rates.ranks + rates.collective_seconds
             return Task(lane=Lane.RANKS, work=seconds, after=after)
-        if op.unit is None:
-            return Task(lane=None, after=after)
         unit = self._units[op.unit]
         if op.lane is Lane.HOST:
             traffic = _host_bytes(unit, op.kind, sharding=self._sharding)

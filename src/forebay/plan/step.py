@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from forebay.plan.compute import compute_seconds
 from forebay.plan.memory import backlog_bytes
+from forebay.plan.merged import Merged
 from forebay.plan.placement import Accumulation, UpdatePlace, WeightPlace
 from forebay.plan.program import build_program
 from forebay.plan.rank_step import RankRates, RankUnit, simulate_rank
@@ -34,8 +35,10 @@ __all__ = ["StepForecast", "rank_rates", "rank_units", "step_forecast"]
 
 # Micro-batches of a window that are simulated; each more takes what the last of them takes.
 _BACKWARDS = 3
-# Units of the simulation; blocks are merged down to so many.
+# Units of another system's simulation; blocks are merged down to so many.
 _UNITS = 16
+# Blocks of the engine's that are simulated one by one; of deeper models so many groups.
+_BLOCKS, _GROUPS = 48, 20
 # Units that are simulated in all while places are looked for: about a quarter of a second.
 _TRIED_UNITS = 500
 _LEAST_TRIALS = 4
@@ -203,12 +206,17 @@ class _Engine:
         self._setup = setup
         self._rates = _engine_rates(profile, setup)
         self._corrected = profile.corrections.activations
-        self._compute = compute
+        units = len(compute.forward)
+        self._merged = Merged.at_most(_GROUPS if units - 2 > _BLOCKS else units, units=units)
+        self._compute = ComputeSeconds(
+            forward=self._merged.sums(compute.forward),
+            backward=self._merged.sums(compute.backward),
+        )
 
     def best_places(self) -> tuple[UpdatePlace, ...]:
         """Where units are best updated: what the simulator says, from the solver's answer on."""
         shape, setup, backwards = self._shape, self._setup, self._setup.workload.accumulation
-        spec = shape.spec(setup.workload.precision.dtype)
+        spec = self._merged.spec(shape.spec(setup.workload.precision.dtype))
         waiting = backlog_bytes(placement_of(shape, setup))
         room = visit_room(shape, setup, waiting=waiting, corrected=self._corrected)
         weights = WeightPlace(setup.weights.value)
@@ -225,22 +233,24 @@ class _Engine:
             backwards=backwards,
             weights=weights,
         )
-        return search_places(
+        found = search_places(
             start,
             score=lambda places: self._run(self._simulated(backwards), places).step_seconds,
             fits=fits,
             trials=max(_LEAST_TRIALS, _TRIED_UNITS // len(sizes)),
         )
+        return tuple(self._merged.spread(found))
 
     def forecast(self, places: tuple[UpdatePlace, ...]) -> StepForecast:
         """The step with these places; all where the optimizer's state lives when there are none."""
         wanted = self._setup.workload.accumulation
         passes = sum(self._compute.forward) + sum(self._compute.backward)
+        few = tuple(self._merged.first_of(places)) if places else ()
         simulated = self._simulated(wanted)
-        found = self._run(simulated, places)
+        found = self._run(simulated, few)
         seconds = found.step_seconds
         if wanted > simulated:
-            one_more = seconds - self._run(_BACKWARDS - 1, places).step_seconds
+            one_more = seconds - self._run(_BACKWARDS - 1, few).step_seconds
             seconds += (wanted - _BACKWARDS) * max(one_more, passes)
         busy = _busy(found.timeline)
         return StepForecast(
@@ -259,7 +269,7 @@ class _Engine:
     def _run(self, backwards: int, places: tuple[UpdatePlace, ...]) -> Simulation:
         work = replace(self._setup.workload, accumulation=backwards)
         setup = replace(self._setup, workload=work)
-        placement = placement_of(self._shape, setup, places=places or None)
+        placement = placement_of(self._shape, setup, places=places or None, merged=self._merged)
         order = range(len(placement.units))
         return simulate(
             build_program(placement, order=order),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from forebay.plan.setup import Habits, Home, Overlap
 
-__all__ = ["DDP", "L2L_TRAFFIC", "ZERO_2", "ZERO_INFINITY", "ZERO_OFFLOAD", "efficiency"]
+__all__ = ["DDP", "L2L_TRAFFIC", "ZERO", "ZERO_2", "ZERO_INFINITY", "ZERO_OFFLOAD", "efficiency"]
 
 # Megatron-LM's documentation of its fp16 optimizer ("dist_optimizer"): 20 bytes per parameter, 4
 # beyond weights, gradients and state, for fp32 gradients; and DistributedDataParallel's buckets
@@ -18,6 +18,10 @@ DDP = Habits(name="PyTorch DDP", device_extra=4 + 2, update=Overlap.AFTER)
 # DeepSpeed's documentation: overlap_comm is off by default in stages 1 and 2; gradients and weights
 # each go through a bucket of 5e8 elements.
 _BUCKETS = 2 * 500_000_000 * 2
+
+# The ZeRO paper's analysis, section 5: 16-bit weights and gradients and 12 bytes of state, each
+# whole or shared; nothing in passing.
+ZERO = Habits(name="ZeRO")
 
 ZERO_2 = Habits(name="ZeRO-2", buckets=_BUCKETS, collectives=Overlap.AFTER, update=Overlap.AFTER)
 

@@ -1,9 +1,8 @@
 """Bytes of a setup by tier and role: on each device, on each node's host, on each node's drives.
 
-With weights on the device and state there or on the host, in stages 0 to 2, they are the engine's
-own forecast, to the byte; in one process also with state on drives and weights on the host. For
-the rest the formulas of the ZeRO papers with forebay's bytes ([Note: ZeRO's formulas] in
-`plan.zero_memory`), or with those of the system whose habits are asked for.
+They are the engine's own forecast, to the byte. For optimizers that it does not run, and devices
+that share each layer, the formulas of the ZeRO papers with forebay's bytes ([Note: ZeRO's formulas]
+in `plan.zero_memory`); for other systems those with the habits that are asked for.
 """
 
 from __future__ import annotations
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from forebay.hardware.profile import Profile
     from forebay.model.shape import ModelShape
     from forebay.plan.activations import Activations
+    from forebay.plan.merged import Merged
     from forebay.plan.setup import Setup
 
 __all__ = [
@@ -131,18 +131,17 @@ def in_engine(setup: Setup) -> bool:
         setup.habits == FOREBAY
         and bool(work.state.built)
         and work.tensor_parallel == 1
-        and setup.weights is not Home.NVME
-        and (setup.ranks == 1 or _spread(setup))
+        and (setup.weights is Home.DEVICE or setup.stage == 3)
+        and (setup.weights is not Home.NVME or setup.optimizer is Home.NVME)
     )
 
 
-def _spread(setup: Setup) -> bool:
-    """Whether the engine spreads a setup over ranks."""
-    return setup.stage < 3 and setup.weights is Home.DEVICE and setup.optimizer is not Home.NVME
-
-
 def placement_of(
-    shape: ModelShape, setup: Setup, *, places: Sequence[UpdatePlace] | None = None
+    shape: ModelShape,
+    setup: Setup,
+    *,
+    places: Sequence[UpdatePlace] | None = None,
+    merged: Merged | None = None,
 ) -> Placement:
     """The engine's placement of a setup, seen from the first rank.
 
@@ -150,16 +149,22 @@ def placement_of(
         shape: The model.
         setup: As `in_engine` says.
         places: Where each unit updates; None for where the optimizer's state lives.
+        merged: Units that are taken for one, and so are `places`; None for each by itself.
     """
     spec = shape.spec(setup.workload.precision.dtype)
+    if merged is not None:
+        spec = merged.spec(spec)
     one = UpdatePlace(setup.optimizer.value)
     chosen = places or [one] * len(spec.units)
+    weights = WeightPlace(setup.weights.value)
+    if setup.stage == 3 and setup.ranks > 1 and weights is WeightPlace.DEVICE:
+        weights = WeightPlace.RANKS
     placement = Placement(
         units=tuple(
             UnitPlacement(
                 layout=layout_unit(unit.name, index=i, params=unit.params, world_size=setup.ranks),
                 update=place,
-                weights=WeightPlace(setup.weights.value),
+                weights=weights,
             )
             for i, (unit, place) in enumerate(zip(spec.units, chosen, strict=True))
         ),
@@ -169,7 +174,7 @@ def placement_of(
         micro_batches=setup.workload.micro_batches_at_once,
         sharding=Sharding(rank=0, size=setup.ranks, stage=setup.stage),
     )
-    if setup.weights is Home.DEVICE:
+    if weights is WeightPlace.DEVICE:
         return placement
     sizes = {unit.layout.name: streamed_bytes(unit.layout) for unit in placement.units}
     largest = max(sizes, key=lambda name: sizes[name])
@@ -253,9 +258,6 @@ def _engine(
     local = setup.cluster.devices_per_node
     host = {role: size * local for tier, role, size in placed if tier == "host"}
     nvme = {role: size * local for tier, role, size in placed if tier == "nvme"}
-    if setup.ranks > 1:
-        item = setup.workload.precision.item_bytes
-        device["staging"] = _UNITS_AT_ONCE * item * max(shape.unit_elements())
     peak = device_peak(placement, found, placed=sum(device.values()))
     return device, host, nvme, peak
 

@@ -18,6 +18,7 @@ __all__ = [
     "sum_bytes",
     "unit_bytes",
     "weight_file_bytes",
+    "whole_bytes",
 ]
 
 
@@ -45,6 +46,11 @@ def load_bytes(unit: UnitPlacement, placement: Placement) -> int:
     if not placement.gathers_weights:
         return unit_bytes(unit, placement)
     return slice_bytes(unit, placement)
+
+
+def whole_bytes(unit: UnitPlacement) -> int:
+    """Bytes of all ranks' slices of a unit's weights, padding included."""
+    return sum(ITEM_BYTES[part.dtype] * part.elements for part in unit.layout.parts)
 
 
 def slice_bytes(unit: UnitPlacement, placement: Placement) -> int:

@@ -1,0 +1,63 @@
+"""What the planner says that an update moves and places, beside what a run on the CPU counts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+import forebay
+from forebay.plan.memory import forecast
+from forebay.plan.model_config import shape_of
+from forebay.plan.program import Lane, build_program
+from forebay.plan.ready import ready_config
+from forebay.plan.setup import Home, Setup
+from forebay.plan.tiers import in_engine, placement_of
+from forebay.plan.workload import Workload
+
+_LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 128,
+    "vocab_size": 500,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "weights", "accumulation"),
+    [
+        (Home.NVME, Home.NVME, 1),
+        (Home.NVME, Home.NVME, 3),
+        (Home.NVME, Home.HOST, 2),
+        (Home.HOST, Home.HOST, 1),
+    ],
+)
+def test_a_run_moves_what_the_plan_says(optimizer, weights, accumulation, tmp_path):
+    work = Workload(micro_batch=2, sequence=8, accumulation=accumulation)
+    setup = Setup(stage=3, optimizer=optimizer, weights=weights, workload=work)
+    assert in_engine(setup)
+    config = ready_config(setup)
+    for key in ("offload_optimizer", "offload_param"):
+        if config["zero_optimization"][key]["device"] == "nvme":
+            config["zero_optimization"][key]["nvme_path"] = str(tmp_path)
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**_LLAMA), dtype=torch.bfloat16)
+    tokens, seen = torch.randint(0, 500, (2, 8)), []
+    with forebay.initialize(model=model, config=config)[0] as engine:
+        for _ in range(4):
+            for _ in range(accumulation):
+                engine.backward(engine(input_ids=tokens, labels=tokens).loss)
+                engine.step()
+            engine.synchronize()
+            seen.append(engine.core.traffic)
+        placed = forecast(engine.core.placement)
+    planned = placement_of(shape_of(_LLAMA, source="test"), setup)
+    assert forecast(planned) == placed
+    program = build_program(planned, order=range(len(planned.units)))
+    for lane in (Lane.READ, Lane.WRITE, Lane.UP, Lane.DOWN):
+        assert seen[-1].get(lane, 0) - seen[-2].get(lane, 0) == program.traffic(lane), lane
