@@ -219,3 +219,32 @@ def test_the_configuration_names_units_of_a_model_that_was_read(capsys, tmp_path
     assert 0 < len(units) < 30
     _, out, _ = _run(capsys, "3.2e9", *words)
     assert "forebay" not in json.loads(out)["config"]
+
+
+def test_a_machine_may_have_other_memory_and_drives(capsys):
+    _, plain, _ = _run(capsys, "8B", "--machine", "4090", "--json")
+    _, other, _ = _run(
+        capsys, "8B", "--machine", "4090", "--host-memory", "64GiB", "--drives", 2, "--json"
+    )
+    before, after = json.loads(plain)["capacity_bytes"], json.loads(other)["capacity_bytes"]
+    assert before["host"] == 2 * after["host"]
+    assert after["nvme"] == 2 * before["nvme"]
+    assert json.loads(other)["recommended"]["optimizer"] == "nvme"
+    code, none, _ = _run(
+        capsys, "8B", "--machine", "4090", "--host-memory", "64GiB", "--drives", 0, "--json"
+    )
+    assert code == 1
+    assert json.loads(none)["capacity_bytes"]["nvme"] == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--host-memory", "64MiB"), "--host-memory is 64.0 MiB; it must be from 1.0 GiB"),
+        (("--drives", "-1"), "--drives is -1; it must be a whole number from 0 to 1,024"),
+    ],
+)
+def test_other_memory_and_drives_within_reason(capsys, words, said):
+    code, _, err = _run(capsys, "8B", "--machine", "4090", *words)
+    assert code == 2
+    assert said in err

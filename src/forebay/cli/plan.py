@@ -26,6 +26,14 @@ _Profile = Annotated[
 ]
 _Devices = Annotated[int | None, typer.Option(help="Devices of each node. Default: all.")]
 _Nodes = Annotated[int, typer.Option(help="Nodes.")]
+_HostMemory = Annotated[
+    str | None,
+    typer.Option(help="Memory of each node, as 64GiB. Default: what the machine has."),
+]
+_Drives = Annotated[
+    int | None,
+    typer.Option(help="NVMe drives of each node, like the machine's. Default: as many."),
+]
 _Batch = Annotated[
     int | None, typer.Option(help="Sequences per update on all devices. Default: 8 a device.")
 ]
@@ -68,6 +76,8 @@ def plan(  # noqa: PLR0913 - one parameter for each option
     profile: _Profile = None,
     devices: _Devices = None,
     nodes: _Nodes = 1,
+    host_memory: _HostMemory = None,
+    drives: _Drives = None,
     batch: _Batch = None,
     micro_batch: _MicroBatch = None,
     sequence: _Sequence = 2048,
@@ -91,8 +101,6 @@ def plan(  # noqa: PLR0913 - one parameter for each option
         _learn(learn, profile=profile)
         return 0
     from forebay.plan.ask import Asked, question_of
-    from forebay.plan.choose import choose
-    from forebay.plan.explain import as_dict, as_text, config_of
 
     question = question_of(
         Asked(
@@ -101,6 +109,8 @@ def plan(  # noqa: PLR0913 - one parameter for each option
             profile=profile,
             devices=devices,
             nodes=nodes,
+            host_memory=host_memory,
+            drives=drives,
             batch=batch,
             micro_batch=micro_batch,
             sequence=sequence,
@@ -116,6 +126,13 @@ def plan(  # noqa: PLR0913 - one parameter for each option
     if compare:
         _compare(question, picture=picture, as_json=as_json)
         return 0
+    return _answer(question, config=config, as_json=as_json)
+
+
+def _answer(question: Question, *, config: Path | None, as_json: bool) -> int:
+    from forebay.plan.choose import choose
+    from forebay.plan.explain import as_dict, as_text, config_of
+
     choice = choose(question)
     if config is not None and choice.best is not None:
         text = json.dumps(config_of(choice, choice.best), indent=2)

@@ -59,9 +59,12 @@ class Factors:
 
 _FACTORS: Final = Factors()
 
-# Page-locked copies by generation of PCIe x16, and NVLink-C2C: measured (5), the ZeRO-Infinity
-# paper (3), and common measurements with nvbandwidth (4; C2C: Fusco et al. 2024).
-_LINKS: Final = MappingProxyType({"3": 12e9, "4": 25e9, "5": 55e9, "c2c": 350e9})
+# Page-locked copies, up and down, by generation of PCIe x16, and over NVLink-C2C: measured (5), the
+# ZeRO-Infinity paper (3), common measurements with nvbandwidth (4), and Schieffer et al. 2024,
+# "Harnessing Integrated CPU-GPU System Memory for HPC: a first look into Grace Hopper" (C2C).
+_LINKS: Final = MappingProxyType(
+    {"3": (12e9, 12e9), "4": (25e9, 25e9), "5": (55e9, 55e9), "c2c": (375e9, 297e9)}
+)
 
 # Products narrower than this do not fill a large device; the rate falls in proportion to the
 # waves of tiles (128 x 128 on about a hundred multiprocessors).
@@ -70,9 +73,10 @@ _SIZES: Final = ((512, 0.25), (1024, 0.6), (2048, 0.85), (4096, 1.0))
 
 def profile_of(sheet: Sheet, *, factors: Factors = _FACTORS) -> Profile:
     """The profile that a machine's sheet leads to."""
-    link = _LINKS[sheet.link]
+    up, down = _LINKS[sheet.link]
+    both = factors.both * (up + down) / 2
     update = min(factors.host_memory * sheet.host_memory, factors.core_update * sheet.cores)
-    copies = min(factors.both * link * sheet.uplinks, factors.host_memory * sheet.host_memory)
+    copies = min(both * sheet.uplinks, factors.host_memory * sheet.host_memory)
     matrix = tuple(
         MatrixRate(
             dtype=dtype,
@@ -83,7 +87,7 @@ def profile_of(sheet: Sheet, *, factors: Factors = _FACTORS) -> Profile:
         for size, share in _SIZES
     )
     network = Network(
-        inside=factors.inside * sheet.inside if sheet.devices > 1 else link,
+        inside=factors.inside * sheet.inside if sheet.devices > 1 else up,
         across=factors.across * sheet.across if sheet.across else None,
     )
     drives = None
@@ -100,14 +104,14 @@ def profile_of(sheet: Sheet, *, factors: Factors = _FACTORS) -> Profile:
         kernel_level="avx2",
         threads=(ThreadRate(threads=sheet.cores, update=update, copy=update),),
         link=LinkRates(
-            up=link,
-            down=link,
-            both=factors.both * link,
+            up=up,
+            down=down,
+            both=both,
             # The update takes what copies leave: together they reach what memory gives.
             beside_update=copies / 2,
             update_beside=max(update - copies / 2, update / 4),
-            down_beside_update=min(link, update / 2),
-            update_beside_down=update - min(link, update / 2),
+            down_beside_update=min(down, update / 2),
+            update_beside_down=update - min(down, update / 2),
         ),
         matrix=matrix,
         device_memory=factors.device_memory * sheet.device_memory,

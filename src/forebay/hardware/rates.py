@@ -108,6 +108,21 @@ class Drives:
     read: float
     write: float
 
+    def as_many(self, count: int) -> Drives:
+        """So many drives of the same kind.
+
+        Example:
+            >>> Drives(count=2, capacity_bytes=4, read=6.0, write=2.0).as_many(3)
+            Drives(count=3, capacity_bytes=6, read=9.0, write=3.0)
+        """
+        scale = count / self.count
+        return Drives(
+            count=count,
+            capacity_bytes=int(self.capacity_bytes * scale),
+            read=self.read * scale,
+            write=self.write * scale,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:

@@ -257,6 +257,8 @@ _GH200 = Sheet(
     sources=MappingProxyType(
         {
             "device_memory, matrix, cores, host_bytes, host_memory": _GRACE,
+            "link": f"{_GRACE}: 450 GB/s each way, of which Schieffer et al. 2024 (arXiv "
+            "2407.07850) measured 375 up and 297 down",
             "drive_read, drive_write": "Samsung PM1733 3.84 TB data sheet",
         }
     ),

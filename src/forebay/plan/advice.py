@@ -12,7 +12,7 @@ from forebay.plan.workload import Recompute
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from forebay.hardware.profile import Drives, Node, Profile
+    from forebay.hardware.profile import Node, Profile
     from forebay.plan.choose import Choice, Question
 
 __all__ = ["Change", "OffloadWorth", "margins", "nearest_changes", "offload_worth"]
@@ -93,7 +93,7 @@ def _more(question: Question) -> Iterator[tuple[str, Question]]:
     larger = _with_node(profile, host_bytes=node.host_bytes + _GIB)
     yield "1 GiB more on each host", replace(question, profile=larger)
     if drives is not None:
-        faster = _more_drives(drives, 1)
+        faster = drives.as_many(drives.count + 1)
         yield (
             "one more drive in each node",
             replace(question, profile=replace(profile, drives=faster)),
@@ -205,18 +205,7 @@ def _larger(question: Question) -> Iterator[tuple[str, Question]]:
         words.append(f"hosts with {more} GiB more")
     if "nvme" in short and drives is not None:
         more = -(-int(short["nvme"] * _ROOM) // (drives.capacity_bytes // drives.count))
-        profile = replace(profile, drives=_more_drives(drives, more))
+        profile = replace(profile, drives=drives.as_many(drives.count + more))
         words.append(f"{more} drive{'s' if more > 1 else ''} more in each node")
     if words:
         yield " and ".join(words), replace(question, profile=profile)
-
-
-def _more_drives(drives: Drives, more: int) -> Drives:
-    scale = (drives.count + more) / drives.count
-    return replace(
-        drives,
-        count=drives.count + more,
-        capacity_bytes=int(drives.capacity_bytes * scale),
-        read=drives.read * scale,
-        write=drives.write * scale,
-    )

@@ -15,6 +15,7 @@ from forebay.plan.choose import Question
 from forebay.plan.model_config import from_counts, read_shape
 from forebay.plan.setup import Cluster
 from forebay.plan.workload import OPTIMIZERS, Precision, Recompute, Workload
+from forebay.units_of_measure import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from forebay.hardware.profile import Profile
@@ -26,6 +27,8 @@ __all__ = ["Asked", "question_of"]
 _MOST_MICRO_BATCH = 64
 _MOST_NODES = 100_000
 _MOST_DEVICES = 1024
+_MOST_DRIVES = 1024
+_LEAST_HOST_BYTES, _MOST_HOST_BYTES = 1 << 30, 1 << 50
 _COUNT = re.compile(r"([0-9.]+(?:[eE]\+?[0-9]+)?) ?([kKmMbBtT]?)")
 _SUFFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 # An unnamed network between nodes: 100 Gb/s.
@@ -42,6 +45,8 @@ class Asked:
         profile: A measured profile's file.
         devices: Devices of each node.
         nodes: Nodes.
+        host_memory: What each node has, as "64GiB"; None for what the machine has.
+        drives: How many each node has, each like the machine's; None for as many.
         batch: Sequences per update on all devices.
         micro_batch: Sequences of one pass on one device.
         sequence: Tokens of a sequence.
@@ -58,6 +63,8 @@ class Asked:
     profile: Path | None = None
     devices: int | None = None
     nodes: int = 1
+    host_memory: str | None = None
+    drives: int | None = None
     batch: int | None = None
     micro_batch: int | None = None
     sequence: int = 2048
@@ -75,7 +82,7 @@ def question_of(asked: Asked) -> Question:
     Raises:
         ConfigError: One line with the field and its range.
     """
-    profile = _profile(asked)
+    profile = _changed(_profile(asked), asked)
     node = profile.node
     assert node is not None
     has_devices = node.devices
@@ -150,6 +157,34 @@ def _profile(asked: Asked) -> Profile:
             hint="measure it again with: forebay probe --output FILE",
         )
     return profile
+
+
+def _changed(profile: Profile, asked: Asked) -> Profile:
+    """The machine with what somebody's own has more or less of."""
+    node, drives = profile.node, profile.drives
+    assert node is not None
+    if asked.host_memory is not None:
+        host_bytes = parse_bytes(asked.host_memory)
+        if not _LEAST_HOST_BYTES <= host_bytes <= _MOST_HOST_BYTES:
+            raise ConfigError(
+                f"--host-memory is {format_bytes(host_bytes)}; it must be from "
+                f"{format_bytes(_LEAST_HOST_BYTES)} to {format_bytes(_MOST_HOST_BYTES)}"
+            )
+        profile = replace(profile, node=replace(node, host_bytes=host_bytes))
+    if asked.drives is None:
+        return profile
+    if not 0 <= asked.drives <= _MOST_DRIVES:
+        raise ConfigError(
+            f"--drives is {asked.drives}; it must be a whole number from 0 to {_MOST_DRIVES:,}"
+        )
+    if asked.drives == 0:
+        return replace(profile, drives=None)
+    if drives is None:
+        raise ConfigError(
+            f"--drives is {asked.drives}, and the profile knows of no drive",
+            hint="measure one with: forebay probe --drive FOLDER --output FILE",
+        )
+    return replace(profile, drives=drives.as_many(asked.drives))
 
 
 def _for_cluster(profile: Profile, *, devices: int, nodes: int) -> Profile:
