@@ -42,7 +42,6 @@ __all__ = [
     "estimate_zero3_model_states_mem_needs_all_live",
 ]
 
-_NOT_BUILT = "not built yet"
 _SPEAKS_OF = {Backwards.ONE: "one backward per update", Backwards.SEVERAL: "several backwards"}
 
 
@@ -191,8 +190,6 @@ class _Setup:
         if self.stage == 3:
             param = "cpu" if offload is Offload.PARAMETERS else "none"
             words = f"{f'offload_param={param},':20}{words}"
-        if offload is Offload.PARAMETERS and self.cluster.devices == 1:
-            words += f" ({_NOT_BUILT})"
         return words
 
 
@@ -213,7 +210,9 @@ def _table(size: _Size, setup: _Setup) -> list[str]:
             f"{setup.options(offload, backwards)}"
         )
     if cluster.devices > 1:
-        lines.append(f"Several processes are {_NOT_BUILT}: these are the formulas of ZeRO.")
+        lines.append(
+            "Over several processes these are the formulas of ZeRO; room for exchanges is extra."
+        )
     elif setup.stage == 3:
         lines.append("In one process stage 3 places what stage 2 places.")
     lines.append("Activations, workspaces and the CUDA context come on top.")
