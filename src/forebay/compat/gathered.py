@@ -103,17 +103,8 @@ class GatheredParameters(contextlib.AbstractContextManager[None]):
                 if engine is not None:
                     take_from_rank(engine, param, rank=self._modifier)
                 elif distributed.is_available() and distributed.is_initialized():
-                    _broadcast(param.data, rank=self._modifier)
+                    distributed.broadcast(param.data, src=self._modifier)
         self._stack.close()
-
-
-def _broadcast(value: torch.Tensor, *, rank: int) -> None:
-    """Over a group of its own: an engine that nobody knows of here may be using the usual one."""
-    group = distributed.new_group()
-    try:
-        distributed.broadcast(value, src=rank, group=group)
-    finally:
-        distributed.destroy_process_group(group)
 
 
 def _frozen_of(module: nn.Module) -> list[tuple[WatchedParameters, nn.Parameter]]:
