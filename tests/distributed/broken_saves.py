@@ -106,6 +106,10 @@ def disagree(folder: str, what: str) -> list[str]:
                 engine.save_checkpoint(Path(folder) / ("mine" if odd else "ours"), "tag")
             elif what == "value":
                 engine.save_checkpoint(folder, "x", {"value": object() if odd else 1})
+            elif what == "frozen":
+                engine.save_checkpoint(folder, "ours", exclude_frozen_parameters=odd)
+            elif what == "scope":
+                engine.load_checkpoint(folder, "good", load_module_only=odd)
             elif what == "loaded":
                 engine.load_checkpoint(folder, "nothing" if odd else "good")
         except CheckpointError as error:

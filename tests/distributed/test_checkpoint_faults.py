@@ -61,13 +61,17 @@ def test_a_rank_killed_in_a_save_is_named_and_the_old_checkpoint_stays(tmp_path,
         ("folder", "is not the folder that rank 0 writes to"),
         pytest.param("value", "client_state['value'] is a builtins", marks=pytest.mark.slow),
         ("loaded", "no checkpoint nothing in "),
+        ("frozen", "rank 1 saves a checkpoint with ['ours', "),
+        ("scope", "rank 1 loads "),
     ],
 )
 def test_ranks_that_save_or_load_something_else(tmp_path, what, says):
     for rank, said in enumerate(ranks.run(2, broken_saves.disagree, str(tmp_path), what)):
         assert len(said) == 1
         assert says in said[0], said
-        assert what == "tag" or rank == 1 or said[0].startswith("rank 1 of 2: ")
+        assert (
+            what in {"tag", "frozen", "scope"} or rank == 1 or said[0].startswith("rank 1 of 2: ")
+        )
 
 
 def test_a_damaged_file_is_named_on_every_rank_before_anything_changes(tmp_path):

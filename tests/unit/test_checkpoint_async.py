@@ -12,6 +12,7 @@ import compat_cases
 import forebay
 from checkpoint_cases import PLACES, Layout, assert_same, engine_of, numbers, run
 from forebay.checkpoint.disk import RealDisk
+from forebay.checkpoint.folder_lock import folder_lock
 from forebay.checkpoint.manifest import BLOCK_BYTES
 from forebay.checkpoint.writer import Staging
 from forebay.config.resolved import CheckpointSpec
@@ -232,3 +233,56 @@ def test_a_save_beside_training_makes_do_with_what_the_budget_leaves(tmp_path):
     checkpoints.wait()
     assert checkpoints.load("one") == {}
     optimizer.close()
+
+
+def test_what_is_still_being_saved_is_what_is_loaded(tmp_path):
+    with engine_of(Layout(checkpoint=CheckpointSpec(beside_training=True, keep=1))) as engine:
+        engine.save_checkpoint(tmp_path, "old")
+        engine.wait_for_checkpoint()
+        run(engine, 0, 2)
+        want, disk = numbers(engine), GatedDisk()
+        _with_disk(engine, disk)
+        engine.save_checkpoint(tmp_path, "new")
+        threading.Timer(0.3, disk.gate.set).start()
+        assert engine.load_checkpoint(tmp_path)[0] == str(tmp_path / "new")
+        assert_same(numbers(engine), want)
+
+
+def test_saves_of_two_jobs_into_one_folder_take_turns(tmp_path):
+    """The second one neither removes nor finishes what the first is writing."""
+    with engine_of(Layout(checkpoint=_BESIDE)) as one, engine_of(Layout(), seed=1) as other:
+        disk = GatedDisk()
+        _with_disk(one, disk)
+        run(one, 0, 1)
+        want = numbers(one)
+        one.save_checkpoint(tmp_path, "same")
+        while not (tmp_path / ".same.forebay-partial").exists():
+            time.sleep(0.01)
+        second = threading.Thread(target=other.save_checkpoint, args=(tmp_path, "same"))
+        second.start()
+        second.join(0.3)
+        assert second.is_alive()
+        disk.gate.set()
+        one.wait_for_checkpoint()
+        second.join(60)
+        assert_same(numbers(other), _loaded(tmp_path, "same"))
+        one.save_checkpoint(tmp_path, "own")
+        one.wait_for_checkpoint()
+        assert_same(want, _loaded(tmp_path, "own"))
+
+
+def _loaded(folder, tag):
+    with engine_of(Layout(), seed=2) as engine:
+        engine.load_checkpoint(folder, tag)
+        return numbers(engine)
+
+
+def test_a_folder_that_is_never_free_is_an_error(tmp_path):
+    with (
+        folder_lock(tmp_path),
+        pytest.raises(CheckpointError, match="another save has been writing into"),
+        folder_lock(tmp_path, limit_seconds=0.1),
+    ):
+        pass
+    with folder_lock(tmp_path, limit_seconds=0.1):
+        pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import random
 from dataclasses import replace
 
@@ -10,8 +11,14 @@ import numpy as np
 import pytest
 import torch
 
+import forebay
 from checkpoint_cases import Layout, assert_same, engine_of, numbers, run, tag_of
+from forebay.checkpoint.describe import describe, description_lines
+from forebay.checkpoint.disk import RealDisk
+from forebay.checkpoint.folder import CheckpointFolder
+from forebay.checkpoint.reader import Checkpoint
 from forebay.config.resolved import CheckpointSpec
+from forebay.engine.schedule_state import check_schedule
 from forebay.errors import CheckpointError, EngineClosedError
 
 
@@ -48,6 +55,12 @@ def test_tags_latest_and_client_state(engine, tmp_path):
         ({"a": {"b": [1, {3}]}}, r"client_state\['a'\]\['b'\]\[1\] is a builtins.set"),
         ({1: 2}, "client_state has the key 1"),
         ({"a": np.float32(1)}, r"client_state\['a'\] is a numpy.float32"),
+        ([1, 2], "client_state is a list, and must be a dict"),
+        ([], "client_state is a list, and must be a dict"),
+        ("text", "client_state is a str, and must be a dict"),
+        ({"a": 10**5000}, r"client_state\['a'\] has 16610 bits"),
+        ({"a": "\udcff"}, r"client_state\['a'\] .* no valid Unicode"),
+        ({"\udcff": 1}, "client_state has the key"),
     ],
 )
 def test_client_state_that_is_not_plain_is_refused_by_its_path(engine, tmp_path, state, where):
@@ -57,7 +70,11 @@ def test_client_state_that_is_not_plain_is_refused_by_its_path(engine, tmp_path,
 
 
 @pytest.mark.parametrize(
-    "tag", ["", ".", "..", "a/b", "/abs", ".hidden", "latest", "a\nb", "x" * 300]
+    "tag",
+    [
+        *("", ".", "..", "a/b", "/abs", ".hidden", "latest", "a\nb", "x" * 300, "\udcff"),
+        *("x.forebay-partial", "x.forebay-replaced"),
+    ],
 )
 def test_tags_that_are_no_names_are_refused(engine, tmp_path, tag):
     with pytest.raises(CheckpointError, match="cannot be a checkpoint's tag"):
@@ -243,3 +260,49 @@ def test_statistics_are_logged_on_request(tmp_path, caplog):
     with engine_of(replace(Layout(), checkpoint=spec)) as engine, logged:
         engine.save_checkpoint(tmp_path)
     assert "training stood still for" in caplog.text
+
+
+def test_a_pipe_beside_checkpoints_is_none(tmp_path, engine):
+    for name in ("pipe", "other"):
+        (tmp_path / name).mkdir()
+        os.mkfifo(tmp_path / name / "manifest.json")
+    engine.save_checkpoint(tmp_path, "one")
+    assert CheckpointFolder(tmp_path, disk=RealDisk()).complete() == [tmp_path / "one"]
+    with pytest.raises(CheckpointError, match="no manifest"):
+        engine.load_checkpoint(tmp_path, "pipe")
+
+
+def test_a_buffer_that_was_expanded_comes_back(tmp_path):
+    def opened(value: float):
+        model = torch.nn.Linear(3, 3)
+        model.register_buffer("wide", torch.tensor([[value], [-value]]).expand(2, 4))
+        return forebay.initialize(
+            model=model,
+            config={
+                "train_batch_size": 1,
+                "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+            },
+        )[0]
+
+    with opened(2.0) as engine:
+        engine.save_checkpoint(tmp_path, "one")
+    with opened(5.0) as engine:
+        engine.load_checkpoint(tmp_path, "one")
+        assert torch.equal(engine.module.wide, torch.tensor([[2.0], [-2.0]]).expand(2, 4))
+
+
+@pytest.mark.parametrize("value", [-7, 10**30])
+def test_an_impossible_place_in_a_schedule_is_refused_before_anything_changes(engine, value):
+    scheduler = engine.checkpoints._steps.scheduler
+    state = scheduler.state_dict()
+    with pytest.raises(CheckpointError, match="impossible last_epoch"):
+        check_schedule(scheduler, state | {"last_epoch": value})
+    check_schedule(scheduler, state)
+
+
+def test_a_description_controls_no_terminal(engine, tmp_path):
+    engine.save_checkpoint(tmp_path, "one", {"\x1b[2Jx\nwhole yes": 1})
+    with Checkpoint(tmp_path / "one") as found:
+        lines = list(description_lines(describe(found)))
+    assert all(line.isprintable() for line in lines)
+    assert any("\\x1b[2Jx\\nwhole yes" in line for line in lines)

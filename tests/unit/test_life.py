@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 
 import pytest
 from torch.distributed import HashStore
 
-from forebay.comm import life
+from forebay.comm import life, talk
 from forebay.comm.life import Life
+from forebay.comm.talk import Talk
 from forebay.errors import RankError
 
 
@@ -55,4 +57,19 @@ def test_rank_0_stays_until_the_living_have_found_the_dead(signs, way):
 
 def test_the_dead_are_not_waited_for(signs):
     signs[2].close()
-    assert "rank 1 of 3 is gone" in _find(signs[0])
+    assert _find(signs[0]).startswith(("rank 1 of 3 is gone", "rank 2 of 3 has ended"))
+
+
+def test_a_rank_that_is_waited_for_is_named_while_it_lives(signs, monkeypatch, caplog):
+    monkeypatch.setattr(talk, "_TELL_SECONDS", 0.1)
+    store = HashStore()
+    here, there = (Talk(store, life=signs[0], rank=rank, size=2) for rank in range(2))
+    monkeypatch.setattr(signs[0], "look", lambda: None)
+    late = threading.Timer(0.6, there.exchange, ("late",), {"what": "saving a checkpoint"})
+    late.start()
+    with caplog.at_level(logging.WARNING, logger="forebay"):
+        assert here.exchange("here", what="saving a checkpoint") == ["here", "late"]
+    late.join()
+    assert (
+        "waited 0 s in saving a checkpoint, and goes on waiting, for rank 1 (alive" in caplog.text
+    )

@@ -60,7 +60,15 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def description_lines(found: dict[str, Any]) -> Iterator[str]:
-    """`describe`'s values as lines."""
+    """`describe`'s values as lines; names in it are a stranger's, and control nothing."""
+    return map(_printable, _lines(found))
+
+
+def _printable(line: str) -> str:
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in line)
+
+
+def _lines(found: dict[str, Any]) -> Iterator[str]:
     yield f"checkpoint     {found['path']}"
     yield (
         f"whole          yes: {format_bytes(found['bytes'])} in {found['files']} files, every "
@@ -189,7 +197,11 @@ def _differences(path: str, left: Any, right: Any) -> Iterator[tuple[str, tuple[
 
 
 def comparison_lines(found: dict[str, Any]) -> Iterator[str]:
-    """`compare`'s values as lines."""
+    """`compare`'s values as lines, as `description_lines`."""
+    return map(_printable, _comparison(found))
+
+
+def _comparison(found: dict[str, Any]) -> Iterator[str]:
     yield f"left   {found['left']}"
     yield f"right  {found['right']}"
     for side in ("left", "right"):

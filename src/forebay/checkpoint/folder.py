@@ -9,10 +9,10 @@ first; if the crash comes just then, readers find it there.
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Final
 
 from forebay.checkpoint.manifest import MANIFEST
+from forebay.checkpoint.values import is_unicode
 from forebay.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -43,11 +43,14 @@ def check_tag(tag: object) -> str:
         or text.startswith(".")
         or any(char in "/\\\0\n" for char in text)
         or text == LATEST
-        or len(os.fsencode(text)) > _MAX_TAG_BYTES
+        or text.endswith((_PARTIAL, _REPLACED))
+        or not is_unicode(text)
+        or len(text.encode()) > _MAX_TAG_BYTES
     ):
         raise CheckpointError(
             f"{text[:80]!r} cannot be a checkpoint's tag",
-            hint="a plain folder name that does not start with a dot, for example global_step100",
+            hint="a plain folder name that neither starts with a dot nor ends as ours do, for "
+            "example global_step100",
         )
     return text
 
@@ -55,7 +58,7 @@ def check_tag(tag: object) -> str:
 class CheckpointFolder:
     """Where the checkpoints of one run are, a folder each.
 
-    One process writes into it at a time.
+    One save writes into it at a time: callers hold `folder_lock`.
 
     Args:
         path: The folder.
@@ -73,11 +76,12 @@ class CheckpointFolder:
         except OSError:
             return []
         tags = {item.name for item in folders}
-        return sorted(
-            (item for item in folders if not _stands_for(item, tags)),
-            key=lambda item: ((item / MANIFEST).stat().st_mtime_ns, item.name),
-            reverse=True,
-        )
+        dated = [
+            (written, item.name, item)
+            for item in folders
+            if not _stands_for(item, tags) and (written := _written_at(item)) is not None
+        ]
+        return [item for *_, item in sorted(dated, reverse=True)]
 
     def find(self, tag: object | None) -> Path | None:
         """The checkpoint with a tag, or the one that `latest` names; None without `latest`.
@@ -179,11 +183,22 @@ def _is_complete(item: Path) -> bool:
     """Whether a folder has a manifest of ours; that comes last, so all else is there."""
     if item.is_symlink() or item.name.endswith(_PARTIAL):
         return False
+    manifest = item / MANIFEST
     try:
-        with (item / MANIFEST).open("rb") as opened:
+        if not manifest.is_file():  # opening a pipe would wait for who writes to it
+            return False
+        with manifest.open("rb") as opened:
             return opened.read(len(_START)) == _START
     except OSError:
         return False
+
+
+def _written_at(item: Path) -> int | None:
+    """When a checkpoint's manifest was written; None where another process has removed it."""
+    try:
+        return (item / MANIFEST).stat().st_mtime_ns
+    except OSError:
+        return None
 
 
 def _stands_for(item: Path, tags: set[str]) -> bool:

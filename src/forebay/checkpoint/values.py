@@ -12,11 +12,13 @@ from typing import Any, Final
 
 from forebay.errors import CheckpointError
 
-__all__ = ["decode", "encode", "parse_json"]
+__all__ = ["decode", "encode", "is_unicode", "parse_json"]
 
 _FLOAT: Final = "$float"
 _TUPLE: Final = "$tuple"
 _DEPTH: Final = 64
+# Python reads no longer number from text; 4,300 digits.
+_INT_BITS: Final = 14_000
 
 
 def encode(value: Any, *, where: str, depth: int = 0) -> Any:
@@ -33,6 +35,13 @@ def encode(value: Any, *, where: str, depth: int = 0) -> Any:
     kind = type(value)
     if depth > _DEPTH:
         raise CheckpointError(f"{where} is nested more than {_DEPTH} deep")
+    if kind is str and not is_unicode(value):
+        raise CheckpointError(f"{where} is {value[:40]!r}, which is no valid Unicode")
+    if kind is int and value.bit_length() > _INT_BITS:
+        raise CheckpointError(
+            f"{where} has {value.bit_length()} bits; at most {_INT_BITS} are held",
+            hint="save it as text",
+        )
     if value is None or kind in {bool, int, str}:
         return value
     if kind is float:
@@ -45,7 +54,7 @@ def encode(value: Any, *, where: str, depth: int = 0) -> Any:
         return items if kind is list else {_TUPLE: items}
     if isinstance(value, dict):
         for key in value:
-            if type(key) is not str or key.startswith("$"):
+            if type(key) is not str or key.startswith("$") or not is_unicode(key):
                 raise CheckpointError(
                     f"{where} has the key {key!r}; keys are text that does not start with $",
                     hint="write str(key)",
@@ -59,6 +68,15 @@ def encode(value: Any, *, where: str, depth: int = 0) -> Any:
         "values: None, bool, int, float, str, list, tuple and dict",
         hint="convert it (float(x), x.tolist(), vars(x)), or save it in a file of its own",
     )
+
+
+def is_unicode(text: str) -> bool:
+    """Whether a text can be written; one with half a surrogate pair cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def decode(value: Any, *, depth: int = 0) -> Any:

@@ -83,7 +83,7 @@ _EvalEvery = Annotated[
 _SaveEvery = Annotated[
     str | None,
     _option(
-        "Updates (100) or time (30min) between checkpoints. Default: when the run ends.",
+        "Updates (100) or time (30min) between checkpoints. Default: only where a run is stopped.",
         metavar="STEPS|MINUTES",
     ),
 ]

@@ -157,7 +157,7 @@ class Life:
         return now - at
 
     def _gone(self, rank: int, silent: float) -> RankError:
-        last = self._read("doing", rank).decode() or "start"
+        last = self.doings(rank)
         closed = self._read("closed", rank).decode()
         what = "has ended" if closed else f"is gone (no sign of life for {silent:.0f} s)"
         return RankError(
@@ -165,6 +165,10 @@ class Life:
             f"({self._rank}) is in {self._doing}",
             hint="look at that rank's own output; all ranks start again from the last checkpoint",
         )
+
+    def doings(self, rank: int) -> str:
+        """What a rank said last that it does."""
+        return self._read("doing", rank).decode() or "start"
 
     def explain(self, error: BaseException, *, what: str) -> RankError:
         """Who is to blame for a collective that failed in `what`; takes some seconds."""
@@ -190,7 +194,7 @@ class Life:
         silent = [rank for rank, beat in before.items() if self._read("beat", rank) == beat]
         if silent:
             raise self._gone(silent[0], _LOOK_SECONDS)
-        late = {rank: self._read("doing", rank).decode() for rank in self._others()}
+        late = {rank: self.doings(rank) for rank in self._others()}
         late = {rank: doing for rank, doing in late.items() if doing != what}
         if late:
             self._store.compare_set(_VERDICT, "", json.dumps({"what": what, "late": late}))

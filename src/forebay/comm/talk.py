@@ -6,6 +6,8 @@ a rank that is gone or has failed is noticed while the others wait; one that is 
 
 from __future__ import annotations
 
+import logging
+import math
 import time
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,9 +18,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Talk"]
 
+_log = logging.getLogger("forebay")
+
 # Most exchanges find the others there already; a long wait costs the store little.
 _FIRST_LOOK_SECONDS: Final = 0.001
 _LOOK_SECONDS: Final = 0.05
+# When one that waits says for whom.
+_TELL_SECONDS: Final = 30.0
 # How long rank 0, which may keep the store, stays for the others to read.
 _READ_SECONDS: Final = 5.0
 
@@ -53,17 +59,17 @@ class Talk:
             RankError: A rank is gone or has failed.
         """
         try:
-            return self._exchange(text)
+            return self._exchange(text, what)
         except RankError:
             raise
         except RuntimeError as error:  # the store's own
             raise self._life.explain(error, what=what) from error
 
-    def _exchange(self, text: str) -> list[str]:
+    def _exchange(self, text: str, what: str) -> list[str]:
         self._count += 1
         self._store.set(f"{self._count}/{self.rank}", text)
         keys = self._keys(self._count)
-        self._await(keys)
+        self._await(keys, what)
         texts = [bytes(self._store.get(key)).decode() for key in keys]
         self._store.add(f"{self._count}/read", 1)
         if self.rank == 0:
@@ -71,8 +77,9 @@ class Talk:
             self._forget(self._count - 1)
         return texts
 
-    def _await(self, keys: list[str]) -> None:
+    def _await(self, keys: list[str], what: str) -> None:
         pause = _FIRST_LOOK_SECONDS
+        tells_at = time.monotonic() + _TELL_SECONDS
         while not self._store.check(keys):
             time.sleep(pause)
             pause = min(2 * pause, _LOOK_SECONDS)
@@ -84,6 +91,22 @@ class Talk:
                     return
                 self._life.found()
                 raise
+            if time.monotonic() > tells_at:
+                tells_at = math.inf
+                self._tell(keys, what)
+
+    def _tell(self, keys: list[str], what: str) -> None:
+        """No time limit does not mean no word: one of them may never come."""
+        absent = [rank for rank, key in enumerate(keys) if not self._store.check([key])]
+        if absent:
+            _log.warning(
+                "rank %d has waited %.0f s in %s, and goes on waiting, for %s; every rank comes to "
+                "it at the same point",
+                self.rank,
+                _TELL_SECONDS,
+                what,
+                ", ".join(f"rank {rank} (alive, in {self._life.doings(rank)})" for rank in absent),
+            )
 
     def _keys(self, count: int) -> list[str]:
         return [f"{count}/{rank}" for rank in range(self.size)]

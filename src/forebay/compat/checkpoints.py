@@ -127,7 +127,7 @@ class Checkpoints:
             scheduler=None if scheduler is None else scheduler.state_dict(),
             data=self.data,
             config=self._config.as_dict(),
-            client_state=client_state or {},
+            client_state={} if client_state is None else client_state,
             excludes_frozen=exclude_frozen_parameters,
         )
         self._saver.save(request, run)
@@ -197,6 +197,7 @@ class Checkpoints:
         Raises:
             CheckpointError: It is missing, damaged or another model's; nothing was changed.
         """
+        self.wait_for_checkpoint()
         found = find_checkpoint(self._core, Path(load_dir), tag)
         if found is None:
             _log.warning(

@@ -96,7 +96,7 @@ class Checkpoints:
             counters={"global_steps": steps},
             scheduler=None if self._scheduler is None else self._scheduler.state_dict(),
             config={},
-            client_state=client_state or {},
+            client_state={} if client_state is None else client_state,
         )
         request = SaveRequest(
             folder=self._folder, tag=str(tag), keep=self._keep, timing=self._timing

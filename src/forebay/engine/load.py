@@ -89,6 +89,7 @@ def load_checkpoint(engine: Engine, found: Path, request: LoadRequest) -> Manife
         CheckpointError: It is missing, damaged or another model's; nothing was changed.
     """
     together, what = _together(engine), f"loading {found}"
+    _refuse_other_requests(together, request, found=found)
     with contextlib.ExitStack() as stack:
 
         def _verify() -> tuple[Checkpoint, Match]:
@@ -112,6 +113,18 @@ def load_checkpoint(engine: Engine, found: Path, request: LoadRequest) -> Manife
         if request.then is not None:
             request.then(checkpoint, plan)
         return checkpoint.manifest
+
+
+def _refuse_other_requests(together: Together, request: LoadRequest, *, found: Path) -> None:
+    """A rank that loads moments beside one that does not would go on from another state."""
+    strict = "strict" if request.is_strict else "not strict"
+    told = together.tell(f"{request.scope.value}, {strict}", what=f"loading {found}")
+    for rank, other in enumerate(told):
+        if other != told[0]:
+            raise CheckpointError(
+                f"rank {rank} loads {found} otherwise than rank 0: {other} instead of {told[0]}",
+                hint="every rank loads with the same arguments",
+            )
 
 
 def _refuse_different(together: Together, manifest: Manifest, *, found: Path) -> None:

@@ -360,7 +360,7 @@ def _restore_other(named: NamedTensor, entry: ParameterEntry, checkpoint: Checkp
                 tensor.view(-1)[start:end] = value.to(tensor.device)
             else:  # its elements have no one order in memory: whole, once
                 whole = checkpoint.read(entry, role, 0, entry.elements)
-                tensor.copy_(whole.view(entry.shape))
+                _copy_once(tensor, whole.view(entry.shape))
                 break
 
 
@@ -374,3 +374,11 @@ def _restore_slices(
         if entry.kind is Kind.TRAINED:
             value = round_to(value, part.dtype)
         part.write_own_weights(held.offset + start - held.start, value)
+
+
+def _copy_once(tensor: torch.Tensor, value: torch.Tensor) -> None:
+    """`copy_` where an expanded tensor has one place for all elements along an axis."""
+    for axis, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+        if size > 1 and stride == 0:
+            tensor, value = tensor.narrow(axis, 0, 1), value.narrow(axis, 0, 1)
+    tensor.copy_(value)

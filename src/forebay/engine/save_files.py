@@ -11,6 +11,7 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from forebay.checkpoint.folder import CheckpointFolder
+from forebay.checkpoint.folder_lock import folder_lock
 from forebay.checkpoint.manifest import MANIFEST
 from forebay.checkpoint.manifest_json import manifest_bytes
 from forebay.checkpoint.portion import Portion, assemble, file_name, portion_name
@@ -69,11 +70,24 @@ class CheckpointFiles:
             CheckpointError: This rank or another could not write; earlier ones are as they were.
             RankError: A rank is gone.
         """
+        with contextlib.ExitStack() as turn:
+            return self._write(snapshot, staging=staging, on_read=on_read, turn=turn)
+
+    def _write(
+        self,
+        snapshot: Snapshot,
+        *,
+        staging: Staging,
+        on_read: Callable[[Source], None] | None,
+        turn: contextlib.ExitStack,
+    ) -> Path:
         request, together = self._request, self._together
         what = f"saving checkpoint {request.tag}"
 
         def _begin() -> None:
             with as_checkpoint_error(request):
+                request.folder.mkdir(parents=True, exist_ok=True)
+                turn.enter_context(folder_lock(request.folder))
                 self._folder.begin(request.tag)
 
         def _tensors() -> Portion:

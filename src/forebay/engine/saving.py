@@ -93,7 +93,7 @@ class CheckpointSaver:
         what = f"saving checkpoint {request.tag}"
         snapshot = self._together.run(partial(self._prepare, request, run), what=what)
         own = sum(source.spec.nbytes for source in snapshot.sources)
-        nbytes = self._agree(request, own)
+        nbytes = self._agree(request, run, own)
         room = partial(_require_room, request.folder, nbytes)
         self._together.first(room, what=what)
         if request.timing is SaveTiming.AT_ONCE:
@@ -126,16 +126,17 @@ class CheckpointSaver:
                 if part.reading is not None:
                     part.reading.readers.await_end()
 
-    def _agree(self, request: SaveRequest, own: int) -> int:
+    def _agree(self, request: SaveRequest, run: RunState, own: int) -> int:
         """How many bytes all ranks save; they save the same checkpoint."""
-        asked = [request.tag, request.latest.value, request.keep, request.timing.value]
+        frozen = "without frozen" if run.excludes_frozen else "with frozen"
+        asked = [request.tag, request.latest.value, request.keep, request.timing.value, frozen]
         texts = self._together.tell(json.dumps([asked, own]), what="saving a checkpoint")
         told = [json.loads(text) for text in texts]
         for rank, (other, _) in enumerate(told):
             if other != told[0][0]:
                 raise CheckpointError(
-                    f"rank {rank} saves a checkpoint with {other} (tag, latest, keep, timing), "
-                    f"rank 0 with {told[0][0]}",
+                    f"rank {rank} saves a checkpoint with {other} (tag, latest, keep, timing, "
+                    f"parameters), rank 0 with {told[0][0]}",
                     hint="every rank saves at the same point, under the same tag",
                 )
         return sum(row[1] for row in told)

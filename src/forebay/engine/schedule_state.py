@@ -64,6 +64,8 @@ def _is_like(value: Any, here: Any) -> bool:
         return type(here) not in {int, float, list, tuple}
     if type(here) is float:
         return type(value) in {int, float} and math.isfinite(value)
+    if type(here) is int:  # a count, or an index that may be -1
+        return type(value) is int and value >= min(here, 0) and value.bit_length() < 64
     if isinstance(here, list | tuple) and isinstance(value, list | tuple):
         return len(here) == len(value) and all(map(_is_like, value, here))
     return type(value) is type(here)

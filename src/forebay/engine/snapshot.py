@@ -20,6 +20,7 @@ from forebay.checkpoint.manifest import OWN_DTYPE, Kind, Manifest, ParameterEntr
 from forebay.checkpoint.manifest_json import manifest_bytes
 from forebay.checkpoint.portion import Cut, Portion
 from forebay.checkpoint.sources import JoinedSource, ReadSource, TensorSource
+from forebay.checkpoint.values import is_unicode
 from forebay.engine.duty import Duty
 from forebay.engine.random_state import RandomState
 from forebay.errors import CheckpointError, UnsupportedError
@@ -252,7 +253,7 @@ def take_snapshot(engine: Engine, run: RunState) -> Snapshot:
         client_state=run.client_state,
         writer="forebay",
     )
-    manifest_bytes(draft)  # a value that is not plain is refused before anything is written
+    _refuse_odd(draft)
     return Snapshot(
         sources=tuple(builder.sources),
         cuts=tuple(builder.cuts),
@@ -261,6 +262,23 @@ def take_snapshot(engine: Engine, run: RunState) -> Snapshot:
         random=random.plain,
         random_specs=random_specs,
     )
+
+
+def _refuse_odd(draft: Manifest) -> None:
+    """Refuse what could not be read back, before anything is written."""
+    state = draft.client_state
+    if not isinstance(state, dict):
+        raise CheckpointError(
+            f"client_state is a {type(state).__name__}, and must be a dict",
+            hint='give it a name: {"mine": value}',
+        )
+    for entry in draft.parameters:
+        for name in entry.names:
+            if not is_unicode(name):
+                raise CheckpointError(
+                    f"{name!r} cannot be a tensor's name in a checkpoint: it is no valid Unicode"
+                )
+    manifest_bytes(draft)  # a value that is not plain
 
 
 def _entry_of(record: ParamRecord) -> ParameterEntry:
