@@ -29,14 +29,12 @@ def test_whoever_waits_hears_that_a_rank_is_gone_and_nobody_reads_on():
 
 def test_a_wait_counts_while_it_lasts():
     readers = Readers([3], together=_ALONE, check=lambda: None)
-    readers.wait(2)
-    assert readers.of(2).is_over
-    assert not readers.of(3).is_over
+    readers.of(2).wait()
     waiting = threading.Thread(target=readers.meet)
     waiting.start()
     while not readers.waited_seconds > 0.05:
         waiting.join(0.01)
     readers.done(3)
     waiting.join(10)
-    assert readers.of(3).is_over
     assert not waiting.is_alive()
+    readers.of(3).wait()

@@ -80,11 +80,6 @@ class Readers:
             self._is_finished = True
             self._changed.notify_all()
 
-    def reads(self, unit: int) -> bool:
-        """Whether a unit was not read to its end."""
-        with self._changed:
-            return unit in self._unread
-
     def wait(self, unit: int) -> None:
         """Return once a unit may change.
 
@@ -143,11 +138,6 @@ class Reading:
 
     readers: Readers
     unit: int
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the unit may change."""
-        return not self.readers.reads(self.unit)
 
     def wait(self) -> None:
         """Return once the unit may change; see `Readers.wait`."""

@@ -74,6 +74,8 @@ class DelayedUpdates(UpdatePolicy):
 
     def finish(self, program: Program) -> None:
         """What was held comes into force, but for weights that the user has written meanwhile."""
+        if self._held is not None or self._coming:
+            self._barrier.meet_readers()
         for record in self._records:
             if is_written(record):
                 refresh_master(record)
@@ -81,7 +83,6 @@ class DelayedUpdates(UpdatePolicy):
         held, self._held = self._held, None
         if held is None:
             return
-        self._barrier.meet_readers()
         for unit in self._units:
             # else what is still being gathered over ranks would be written over what comes now
             self._barrier.make_ready(unit)
