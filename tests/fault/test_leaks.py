@@ -42,11 +42,16 @@ def test_steps_leave_nothing(micro, place):
     with offloaded(model, replace(PLACES[place], backwards=micro)) as optimizer:
         for _ in range(10):
             _step(model, optimizer, micro)
-        before, rows = _resident(), optimizer.engine.ledger.table()
-        for _ in range(steps):
-            _step(model, optimizer, micro)
-        optimizer.synchronize()
-        assert _resident() - before < 3 * MIB
+        rows, grown = optimizer.engine.ledger.table(), []
+        for _ in range(3):  # what steps leave they leave in every round; the heap grows in one
+            before = _resident()
+            for _ in range(steps):
+                _step(model, optimizer, micro)
+            optimizer.synchronize()
+            grown.append(_resident() - before)
+            if grown[-1] < 3 * MIB:
+                break
+        assert min(grown) < 3 * MIB, grown
         assert {r[:2]: r.nbytes for r in optimizer.engine.ledger.table()} == {
             r[:2]: r.nbytes for r in rows
         } or place == "streamed"

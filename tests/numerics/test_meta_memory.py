@@ -69,6 +69,6 @@ def test_the_peak_is_the_model_and_a_parameter(tmp_path):
     found = json.loads(ran.stdout.splitlines()[-1])
     assert found["right"]
     # huge pages of 2 MiB may reach into the masters' low halves behind the weights
-    assert WEIGHTS * 0.95 < found["after"] < WEIGHTS + LAYERS * (1 << 19) + (8 << 20)
+    assert WEIGHTS * 0.95 < found["after"] < WEIGHTS + LAYERS * (1 << 20) + (8 << 20)
     # the largest parameter as read and as written, and the heap's slack
     assert found["peak"] - found["after"] < 2 * (2 * WIDTH * WIDTH) + (8 << 20)

@@ -155,7 +155,7 @@ def test_traffic_is_the_table_of_the_law(case):
                 up += count * item
             elif unit.update is UpdatePlace.STREAMED:
                 # moments, and what completes the weight to a master; padding travels too
-                master = placement.master_layout(part.dtype)
+                master = placement.master_layout(part.dtype, update=unit.update)
                 extra = {MasterLayout.WEIGHT: 0, MasterLayout.SPLIT: 2, MasterLayout.WHOLE: 4}
                 down += (8 + extra[master]) * part.elements
                 up += (8 + extra[master]) * part.elements
@@ -188,7 +188,7 @@ def test_forecast_holds_every_byte(case):
             item, n = ITEM_BYTES[part.dtype], part.elements
             on_host = unit.update is not UpdatePlace.DEVICE
             single = placement.accumulation is Accumulation.SINGLE or part.dtype == "float32"
-            master = placement.master_layout(part.dtype)
+            master = placement.master_layout(part.dtype, update=unit.update)
             extra = {MasterLayout.WEIGHT: 0, MasterLayout.SPLIT: 2, MasterLayout.WHOLE: 4}[master]
             least += item * n + (12 + (item if single else 4) if on_host else 8 + extra) * n
     parts = sum(len(unit.layout.parts) for unit in placement.units)

@@ -183,7 +183,7 @@ def test_two_folders_of_one_optimizer_take_turns(tmp_path):
     last.save("one")
     threading.Timer(0.3, disk.gate.set).start()
     best.save("one")
-    assert not last._saver.is_writing
+    assert (tmp_path / "last" / "one" / "manifest.json").exists()
     best.wait()
     model(torch.ones(2, 64)).sum().backward()
     optimizer.step()

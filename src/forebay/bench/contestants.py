@@ -38,6 +38,7 @@ from forebay.engine.options import ActivationPlace, Timing
 from forebay.errors import ConfigError
 from forebay.model.origin import mark_origin
 from forebay.plan.placement import AccumulationOrder, UpdatePlace, WeightPlace
+from forebay.plan.policies import Exact, Speculative
 from forebay.plan.solve import DeviceRoom, choose_places
 
 if TYPE_CHECKING:
@@ -176,7 +177,7 @@ class _Forebay(_Passes):
             device=spec.device,
             clip_norm=spec.clip,
             update={"device": UpdatePlace.DEVICE, "host": UpdatePlace.HOST}.get(variant),
-            places=_places(variant, rates=rates, backwards=spec.accumulation),
+            places=_places(named, rates=rates, backwards=spec.accumulation),
             weights=WeightPlace.DEVICE if streamed is None else WeightPlace.HOST,
             pool_bytes=None if streamed is None else streamed.pool_bytes,
             activations=ActivationPlace.HOST if named.offloads else ActivationPlace.DEVICE,
@@ -206,8 +207,9 @@ class _Forebay(_Passes):
 
 
 def _places(
-    variant: str, *, rates: Rates | None, backwards: int
+    named: Variant, *, rates: Rates | None, backwards: int
 ) -> Callable[[ModelSpec], Sequence[UpdatePlace]] | None:
+    variant = named.base
     if variant in ("planned", "synchronous", "host", "device"):
         return None
     share = resident_share(variant)
@@ -226,7 +228,9 @@ def _places(
                 backwards=backwards,
                 weights=WeightPlace.DEVICE if streamed is None else WeightPlace.HOST,
             )
-            if streamed is None or not streamed.updates_on_host:
+            # other policies let no state visit the device
+            may_visit = isinstance(named.policy, Exact | Speculative)
+            if may_visit and (streamed is None or not streamed.updates_on_host):
                 return chosen
             stays = UpdatePlace.DEVICE
             return [one if one is stays else UpdatePlace.HOST for one in chosen]
