@@ -82,7 +82,7 @@ def test_a_limit_ends_a_run_and_what_it_started(driver, tmp_path):
     log = tmp_path / "log"
     with log.open("wb") as file:
         words = [sys.executable, "-c", child]
-        assert driver.carry_out(words, limit=3, log=file)[0] == "stopped after 3 s"
+        assert driver.carry_out(words, limit=5, log=file)[0] == "stopped after 5 s"
         until = time.monotonic() + 20
         while is_running(int(log.read_text())) and time.monotonic() < until:
             time.sleep(0.05)

@@ -18,8 +18,8 @@ from forebay.errors import RankError
 def signs(monkeypatch):
     """Signs of ranks 0 and 2 of three; the middle one has never been there."""
     monkeypatch.setattr(life, "_BEAT_SECONDS", 0.02)
-    monkeypatch.setattr(life, "_SILENCE_SECONDS", 0.4)
-    monkeypatch.setattr(life, "_LOOK_SECONDS", 0.6)
+    monkeypatch.setattr(life, "_SILENCE_SECONDS", 1.0)
+    monkeypatch.setattr(life, "_LOOK_SECONDS", 2.0)
     store = HashStore()
     made = {rank: Life(store, rank=rank, size=3) for rank in (0, 2)}
     yield made
@@ -47,7 +47,7 @@ def test_rank_0_stays_until_the_living_have_found_the_dead(signs, way):
 
     store_keeper = threading.Thread(target=end, daemon=True)
     store_keeper.start()
-    assert not signs[2]._stop.wait(0.8)  # busy, and alive: nothing has been looked for yet
+    assert not signs[2]._stop.wait(2.4)  # busy, and alive: nothing has been looked for yet
     assert store_keeper.is_alive()
     found = _find(signs[2])
     assert "rank 0" in found if way == "fail" else "rank 1 of 3 is gone" in found
