@@ -120,7 +120,6 @@ class CheckpointFolder:
 
         What earlier saves left behind when they were killed is removed.
         """
-        self.path.mkdir(parents=True, exist_ok=True)
         for item in list(self.path.iterdir()):
             if item.name.startswith(".") and item.name.endswith(_REPLACED):
                 home = self.path / item.name[1 : -len(_REPLACED)]

@@ -36,13 +36,14 @@ def folder_lock(folder: Path, *, limit_seconds: float = _LIMIT_SECONDS) -> Itera
     """Hold a folder's lock; waits for whoever holds it.
 
     Args:
-        folder: It exists.
+        folder: Made if it is missing.
         limit_seconds: How long to wait.
 
     Raises:
         CheckpointError: Another save has held it for all of that time.
-        OSError: The folder cannot be opened.
+        OSError: The folder cannot be made or opened.
     """
+    folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         _acquire(descriptor, folder, limit_seconds=limit_seconds)

@@ -19,8 +19,8 @@ __all__ = ["Update", "asked_policy"]
 Update = str | Mapping[str, Mapping[str, Any]]
 
 _MODES: Final = ("exact", "speculative", "delayed", "zenflow")
-# Where the configuration's select_interval is "auto" and nobody knows of epochs.
-_SELECT_STEPS: Final = 100
+# What "auto" is where nobody knows of epochs: let gradients decide, and every so many updates.
+_AUTO: Final[Mapping[str, int | None]] = {"update_every": None, "select_every": 100}
 
 
 def asked_policy(update: Update) -> Policy:
@@ -49,8 +49,7 @@ def asked_policy(update: Update) -> Policy:
     if name == "delayed":
         return Delayed(**{"warm_up_steps": WARM_UP_STEPS, **_read(name, settings, _DELAYED)})
     if name == "zenflow":
-        defaults = {"update_every": None, "select_every": _SELECT_STEPS}
-        return _zenflow(**{**defaults, **_read(name, settings, _ZENFLOW)})
+        return _zenflow(**{**_AUTO, **_read(name, settings, _ZENFLOW)})
     _read(name, settings, {})
     return Speculative() if name == "speculative" else EXACT
 
@@ -80,8 +79,7 @@ def _read(name: str, settings: Mapping[str, Any], known: Mapping[str, _Setting])
         if not fits(value):
             raise ConfigError(f"update {name!r}: {key} is {value!r}; it must be {form}")
         found[field] = value
-    auto = {"update_every": None, "select_every": _SELECT_STEPS}
-    return {f: auto[f] if v == "auto" and f in auto else v for f, v in found.items()}
+    return {f: _AUTO[f] if v == "auto" and f in _AUTO else v for f, v in found.items()}
 
 
 def _is_number(value: Any) -> bool:

@@ -86,7 +86,6 @@ class CheckpointFiles:
 
         def _begin() -> None:
             with as_checkpoint_error(request):
-                request.folder.mkdir(parents=True, exist_ok=True)
                 turn.enter_context(folder_lock(request.folder))
                 self._folder.begin(request.tag)
 
