@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from typing import Any
 
@@ -65,12 +66,15 @@ def train_adapters(stage: int, offload: str) -> dict[str, Any]:
                 with forebay.zero.GatheredParameters(base, modifier_rank=1), torch.no_grad():
                     base.weight.fill_(0.01 * rank)
         state = engine.state_dict()
+        copied = copy.deepcopy(engine.module).state_dict()
         written = float(state["1.base.weight"].float().mean())
         weights = digest(list(state.values()))
+        is_copied = digest(list(copied.values())) == weights
         ledger.check()
     return {
         "losses": losses,
         "weights": weights,
+        "is_copied": is_copied,
         "written": written,
         "held": held,
         "frozen": frozen,

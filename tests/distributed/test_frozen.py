@@ -13,6 +13,7 @@ def test_they_are_spread_and_train_the_same_adapters():
     for whole, spread, away in by_rank:
         for other in (spread, away):
             assert other["losses"] == whole["losses"]
+            assert other["is_copied"]  # copy.deepcopy, trained and frozen
             assert other["weights"] == whole["weights"] == by_rank[0][0]["weights"]
         # what rank 1 wrote, on all of them
         assert abs(spread["written"] - 0.01) < 1e-4

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 
 import pytest
 import torch
 
-from forebay import UnsupportedError
+from forebay import PendingWeightError, UnsupportedError
 from forebay.links import FaultScript
+from forebay.plan import UpdatePlace
 from unit.engine_cases import (
     CPU,
     PLACES,
@@ -20,11 +22,14 @@ from unit.engine_cases import (
     mlp,
     offloaded,
     run,
+    same,
     weights,
 )
 
 # Every copy is late: whoever does not wait sees it.
 LATE = replace(CPU, fault=FaultScript(seed=0, max_delay_us=20_000))
+# Weights live on the host, and state visits the device.
+ALL_AWAY = replace(PLACES["weights_away"], update=UpdatePlace.STREAMED)
 
 
 def _step(model, optimizer, number: int = 0):
@@ -104,13 +109,17 @@ def test_changed_weights_in_every_place(place, change):
     assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
 
 
-@pytest.mark.parametrize("place", ["resident", "streamed"])
-def test_weights_changed_between_backward_and_step(place):
+@pytest.mark.parametrize(
+    "options",
+    [PLACES["resident"], PLACES["streamed"], PLACES["weights_away"], ALL_AWAY],
+    ids=["resident", "streamed", "weights_away", "all_away"],
+)
+def test_weights_changed_between_backward_and_step(options):
     """State that is on its way to the device for the update is older than the change."""
 
-    def _train(options):
+    def _train(chosen):
         model = mlp(torch.bfloat16)
-        with offloaded(model, options) as optimizer:
+        with offloaded(model, chosen) as optimizer:
             for number in range(4):
                 loss_of(model, batches(5, torch.bfloat16)[number]).backward()
                 if number == 2:
@@ -121,7 +130,7 @@ def test_weights_changed_between_backward_and_step(place):
                 optimizer.zero_grad()
             return masters(optimizer)
 
-    expected, found = _train(CPU), _train(PLACES[place])
+    expected, found = _train(CPU), _train(options)
     assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
 
 
@@ -137,6 +146,40 @@ def test_refresh_of_chosen_weights_leaves_other_masters():
         assert all(torch.equal(a, b) for a, b in zip(before[1:], after[1:], strict=True))
         optimizer.refresh()
         assert torch.equal(masters(optimizer)[1], model[0].bias.detach().float())
+
+
+@pytest.mark.parametrize("options", [PLACES["weights_away"], ALL_AWAY], ids=["host", "visits"])
+def test_refresh_of_all_weights_wherever_they_are(options):
+    """Masters are those of resident weights; what is not on the device stays trainable."""
+
+    def _train(chosen):
+        model = mlp(torch.bfloat16)
+        with offloaded(model, chosen) as optimizer:
+            _step(model, optimizer)
+            optimizer.refresh()
+            _step(model, optimizer, 1)
+            return masters(optimizer)
+
+    expected, found = _train(CPU), _train(options)
+    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+
+
+@pytest.mark.parametrize("place", ["host", "weights_away"])
+def test_what_is_made_of_weights_that_are_not_there_is_refused_and_nothing_is_lost(place):
+    """As `model.half()` right after `step()`; it would be NaN for ever."""
+    model, twin, x = mlp(), mlp(), batches(1)[0]
+    with offloaded(model, PLACES[place]) as optimizer, offloaded(twin) as other:
+        _step(model, optimizer)
+        for param in model.parameters():
+            param.data = param.data.clone()
+        with pytest.raises(PendingWeightError, match="was assigned NaN"):
+            model(x)
+        for _ in model.parameters():
+            with contextlib.suppress(PendingWeightError):
+                model(x)
+        _step(model, optimizer, 1)
+        run(twin, other, steps=2)
+        assert same(weights(model), weights(twin))
 
 
 def test_assigned_while_pending_stays():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from dataclasses import replace
 
 import pytest
@@ -12,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import forebay
 from forebay.engine import EngineOptions, offload_with
-from forebay.errors import BudgetError, UnsupportedError
+from forebay.errors import BudgetError, PendingWeightError, UnsupportedError
 from forebay.links import FaultScript
 from forebay.plan import UpdatePlace, WeightPlace
 from forebay.plan.memory import forecast
@@ -92,6 +94,20 @@ def test_same_bits(options, kind):
     assert all(
         torch.equal(value, before[name]) for name, value in seen[1].items() if "base" in name
     )
+
+
+def test_a_copy_of_the_model_has_them_and_a_pickle_says_how():
+    model = Model()
+    optimizer = _offload(model, AWAY)
+    _step(model, optimizer, 0)
+    copied = copy.deepcopy(model)
+    found = dict(copied.named_parameters())
+    assert all(torch.equal(found[name], value) for name, value in model.state_dict().items())
+    with pytest.raises(PendingWeightError, match=r"deepcopy\(model\)"):
+        pickle.dumps(model)
+    again = pickle.loads(pickle.dumps(copied))
+    assert all(torch.equal(a, b) for a, b in zip(again.parameters(), found.values(), strict=True))
+    optimizer.close()
 
 
 def test_they_take_host_memory_and_a_pool_of_single_blocks():

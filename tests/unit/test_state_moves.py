@@ -223,17 +223,19 @@ def test_a_host_without_room_keeps_everything_where_it_is():
 
 
 def test_weights_that_were_written_travel_as_they_are():
-    """What the user wrote, or put into `p.data`, since the last step."""
+    """What the user wrote, or put into `p.data`, since the last step, or while it was away."""
 
     def _run(move):
         model, optimizer, engine = _engine(KINDS["host"])
-        first, second = list(model.parameters())[:2]
+        first, second, third = list(model.parameters())[:3]
         optimizer.synchronize()
         with torch.no_grad():
             first.mul_(0.5)
             second.data = second.detach() + 1
         if move:
             engine.moves.offload(MOVABLE, pages=HostPages.LOCKED)
+        third.data = torch.full_like(third, 0.125)
+        if move:
             engine.moves.reload()
         run(model, optimizer, steps=2)
         found = [value.clone() for value in model.state_dict().values()]

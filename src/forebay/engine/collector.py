@@ -115,8 +115,8 @@ class Collector:
         self._executor = executor
         self.departure = departure
         self.policy = policy
-        for record in self.records:
-            record.on_rebase = policy.master_changed
+        for unit in units:
+            unit.on_rebase = policy.master_changed
         self.program = program
         self.window = Window(
             expected=expected,

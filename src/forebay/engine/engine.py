@@ -30,7 +30,7 @@ from forebay.engine.fit import refuse_what_does_not_fit
 from forebay.engine.frozen import build_frozen, look_at
 from forebay.engine.hooks import HookActions, ModuleHooks
 from forebay.engine.learned_sums import LearnedSums
-from forebay.engine.masters import refresh_master
+from forebay.engine.masters import refresh_master, refresh_unseen
 from forebay.engine.options import EngineOptions, Timing
 from forebay.engine.policies import make_policy, with_policy_that_pays
 from forebay.engine.policy import PolicyParts
@@ -334,8 +334,7 @@ class Engine:
         else:
             chosen = [record for param in params if (record := self.record_of(param)) is not None]
         for record in chosen:
-            record.version = -1
-            refresh_master(record)
+            refresh_unseen(record)
 
     def settle_masters(self) -> None:
         """Let masters follow weights that the user changed, for readers before the next step."""

@@ -247,8 +247,12 @@ class ModuleHooks:
                 )
 
     def before_copy(self, memo: dict[int, Any] | None) -> None:
-        """The model is being copied (pickled where `memo` is None); see `ModuleHook`."""
-        pending = [r for unit in self._units for r in unit.records if r.pending]
+        """The model is being copied (pickled where `memo` is None); see `ModuleHook`.
+
+        Of weights that live elsewhere the hooks that know them take care.
+        """
+        units = [unit for unit in self._units if not unit.streams_weights]
+        pending = [r for unit in units for r in unit.records if r.pending]
         if not pending:
             return
         self._act.quiesce("a copy of the model")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from forebay.engine.unit import assigned_nan
 from forebay.errors import UnsupportedError
 from forebay.links.lanes import wait
 from forebay.optim.master import join, split
@@ -22,7 +23,14 @@ if TYPE_CHECKING:
     from forebay.engine.part import PartStorage
     from forebay.engine.record import ParamRecord
 
-__all__ = ["is_written", "keep_written", "load_master", "refresh_master", "settle_stored"]
+__all__ = [
+    "is_written",
+    "keep_written",
+    "load_master",
+    "refresh_master",
+    "refresh_unseen",
+    "settle_stored",
+]
 
 # Some 24 bytes of temporary memory per element: 24 MiB at once.
 _CHUNK_ELEMENTS = 1 << 20
@@ -66,6 +74,16 @@ def refresh_master(record: ParamRecord) -> bool:
     return True
 
 
+def refresh_unseen(record: ParamRecord) -> None:
+    """`refresh_master` for a write that left no trace, so that the weight's word counts anyhow."""
+    if record.away is not None and record.pending:
+        record.part.await_readers()
+        settle_stored(record)  # nothing but what is stored can have been written
+        return
+    record.version = -1
+    refresh_master(record)
+
+
 def is_written(record: ParamRecord) -> bool:
     """Whether the user wrote or assigned a weight since its master last agreed with it."""
     if record.pending:
@@ -105,10 +123,14 @@ def _refresh_streamed(record: ParamRecord) -> bool:
     for ticket in part.last_tickets:
         wait(ticket, f"the last transfer of {record.label}")
     if moved or written:
+        assigned = param.data
+        if moved and record.pending and assigned.isnan().any():
+            param.data = here
+            raise assigned_nan(record.label)
         with torch.no_grad():
-            part.store(slot, param.data)
+            part.store(slot, assigned)
             if moved and not record.pending:
-                here.copy_(param.data)
+                here.copy_(assigned)
         param.data = here
     settle_stored(record)
     return True

@@ -309,7 +309,7 @@ class StateMoves:
             if weights_away:
                 unit.hide(self._barrier.nans)
             else:
-                unit.show()
+                unit.show(self._barrier.nans)
 
 
 def _occupy_all(arenas: Sequence[DeviceArena]) -> None:

@@ -157,9 +157,7 @@ class Stepper:
             if any(record.param.grad is not None for record in unit.records):
                 self._barrier.make_ready(unit)
         for record in self._collector.records:
-            if refresh_master(record):
-                # what came up for the update is older; the gradient lands and the host updates
-                self._units[record.unit].staging = None
+            refresh_master(record)
 
     def _decide(self) -> StepOutcome:
         agreement = self.agree()

@@ -21,6 +21,7 @@ from forebay.engine.module_hook import ModuleHook
 from forebay.engine.refusals import compiled_error
 from forebay.engine.unit import WeightState
 from forebay.engine.watched import WatchedParameters
+from forebay.errors import PendingWeightError
 from forebay.model.compiled import compiled_modules
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class StreamingHooks:
         saved: Hooks on what autograd saves.
         units_of: For each module's id, the units that it holds during its forward.
         members: For each streamed parameter's id, its record and its unit.
-        before_copy: See `ModuleHook`.
+        before_copy: Passes the barrier before a copy of the model; see `ModuleHook`.
     """
 
     def __init__(
@@ -113,7 +114,29 @@ class StreamingHooks:
         return self._own.open
 
     def _hook(self, call: Callable[..., Any]) -> ModuleHook:
-        return ModuleHook(call, before_copy=self._before_copy)
+        return ModuleHook(call, before_copy=self._on_copy)
+
+    def _on_copy(self, memo: dict[int, Any] | None) -> None:
+        """The model is being copied (pickled where `memo` is None); see `ModuleHook`."""
+        self._before_copy(memo)
+        away = [(r, u) for r, u in self._members.values() if r.pending or r.part.is_sharded]
+        if memo is None:
+            if away:
+                raise PendingWeightError(
+                    f"the model was pickled while weights ({away[0][0].label}, ...) were not on "
+                    "the device",
+                    hint="save model.state_dict(), or pickle copy.deepcopy(model)",
+                )
+            return
+        # Under a key of the memo's own kind: this is called for each hook of each module.
+        done = memo.setdefault(id(self), set())
+        found = [(r, u) for r, u in away if id(r.param) in memo and id(r.param) not in done]
+        for record, unit in found:
+            done.add(id(record.param))
+            weight = self._whole(record, unit)
+            memo[id(record.param)].data = weight if record.part.is_sharded else weight.clone()
+        if found:
+            self._residency.meet_readers()
 
     def _attach(self, module: nn.Module) -> None:
         self._handles += [

@@ -53,7 +53,6 @@ class NanSource:
         # Of parameters with one element: a write would pass through a shared scalar to all.
         self._private: list[torch.Tensor] = []
         self._views: dict[tuple[tuple[int, ...], torch.dtype], torch.Tensor] = {}
-        self._addresses: set[int] = set()
 
     def view(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """A NaN tensor of stride 0, so that most writes raise."""
@@ -64,7 +63,6 @@ class NanSource:
         if scalar is None:
             scalar = torch.full((), float("nan"), dtype=dtype, device=self._device)
             self._scalars[dtype] = scalar
-            self._addresses.add(scalar.data_ptr())
         if math.prod(shape) == 1:
             scalar = scalar.clone()
             self._private.append(scalar)
@@ -75,7 +73,8 @@ class NanSource:
     def is_view(self, data: torch.Tensor) -> bool:
         """Whether a tensor is (a view of) a NaN of this source."""
         address = data.data_ptr()
-        return address in self._addresses or any(address == nan.data_ptr() for nan in self._private)
+        # asked anew each time: `share_memory_()` moves a scalar
+        return any(address == nan.data_ptr() for nan in (*self._scalars.values(), *self._private))
 
     def check(self) -> None:
         """Raise PendingWeightError when someone wrote through a view; waits for the device."""
@@ -97,6 +96,19 @@ def _written_while_pending(label: str) -> PendingWeightError:
     )
 
 
+def assigned_nan(label: str) -> PendingWeightError:
+    """The error for NaN that was assigned to `p.data` while that showed NaN.
+
+    `model.half()`, or `p.data = p.data.clone()`: it was made from what was not there.
+    """
+    return PendingWeightError(
+        f"{label} was assigned NaN, which it showed while its value was not on the device: it was "
+        "converted, moved or copied meanwhile, and is as it was before",
+        hint="call optimizer.synchronize() first, and read weights that live on the host inside "
+        "forebay.zero.GatheredParameters",
+    )
+
+
 class Unit:
     """A unit's memory and parameters.
 
@@ -113,6 +125,7 @@ class Unit:
         was_used: Whether its weights, which live on the host, were used since they last changed.
         on_arrival: Completes new weights once they have arrived, in the order of the compute
             stream.
+        on_rebase: Told of parameters whose master and weight were set from outside of updates.
     """
 
     def __init__(
@@ -137,9 +150,18 @@ class Unit:
         self.was_used = False
         self.staging: list[StagedPart] | None = None
         self.on_arrival: Callable[[], None] | None = None
+        self.on_rebase: Callable[[ParamRecord], None] | None = None
+        for record in self.records:
+            record.on_rebase = self._rebased
         self.state = WeightState.READY
         self._arrivals: list[Any] = []
         self._swapped: list[ParamRecord] = []
+
+    def _rebased(self, record: ParamRecord) -> None:
+        # what came up for the update is older; the gradient lands and the host updates
+        self.staging = None
+        if self.on_rebase is not None:
+            self.on_rebase(record)
 
     @property
     def updates_on_device(self) -> bool:
@@ -212,12 +234,14 @@ class Unit:
             record.pending = True
             record.param.data = nans.view(record.slot.shape, record.part.dtype)
 
-    def show(self) -> None:
-        """The weights are as they were before `hide`, perhaps elsewhere."""
+    def show(self, nans: NanSource) -> None:
+        """The weights are as they were before `hide`, perhaps elsewhere; see `make_ready`.
+
+        Raises:
+            PendingWeightError: Someone assigned NaN.
+        """
         self.state = WeightState.READY
-        for record in self.records:
-            record.pending = False
-            record.param.data = record.part.weight(record.slot)
+        _uncover(self.records, nans)
 
     def mark_changed(self, records: Sequence[ParamRecord]) -> None:
         """Stored weights have new values: graphs of the old ones fail, as in torch."""
@@ -243,7 +267,7 @@ class Unit:
 
         Raises:
             TransferError: An update or a copy failed; the weights stay unreadable.
-            PendingWeightError: Someone wrote into the weights in between.
+            PendingWeightError: Someone wrote into the weights in between, or assigned NaN.
         """
         if self.state is not WeightState.PENDING:
             return
@@ -261,13 +285,12 @@ class Unit:
         if self.on_arrival is not None:
             self.on_arrival()
         written = [r for r in self._swapped if r.param._version != r.version]
-        for record in self._swapped:
-            record.pending = False
-            if record.slot.elements == 0 or nans.is_view(record.param):
-                record.param.data = record.part.weight(record.slot)
-        _mark_changed(self._swapped)
+        swapped, self._swapped, self._arrivals = self._swapped, [], []
         self.state = WeightState.READY
-        self._arrivals, self._swapped = [], []
+        try:
+            _uncover(swapped, nans)
+        finally:
+            _mark_changed(swapped)
         if written:
             raise _written_while_pending(written[0].label)
 
@@ -281,6 +304,21 @@ class Unit:
         for part in self.parts:
             if part.home is not None:
                 part.home.empty()
+
+
+def _uncover(records: Sequence[ParamRecord], nans: NanSource) -> None:
+    """Let parameters be their weights again, but for those that were assigned another tensor."""
+    wrong = []
+    for record in records:
+        if record.pending and record.slot.elements and not nans.is_view(record.param):
+            record.pending = False
+            if not record.param.isnan().any():
+                continue
+            wrong.append(record.label)
+        record.pending = False
+        record.param.data = record.part.weight(record.slot)
+    if wrong:
+        raise assigned_nan(wrong[0])
 
 
 def _mark_changed(records: Sequence[ParamRecord]) -> None:
