@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from forebay.hardware.catalog import CATALOG
-from forebay.plan.choose import Question
 from forebay.plan.model_config import shape_of
 from forebay.plan.setup import Cluster
+from forebay.plan.ways import Question
 from forebay.plan.workload import Precision, Workload
 
 LLAMA_405B = {

@@ -9,15 +9,19 @@ from __future__ import annotations
 import math
 import re
 from decimal import Decimal
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from forebay.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = [
     "budget_text",
     "counted",
     "format_bytes",
     "format_seconds",
+    "listed",
     "parse_bytes",
     "parse_seconds",
 ]
@@ -141,6 +145,16 @@ def counted(number: int, noun: str, *, plural: str | None = None) -> str:
         ('1 update', '12 updates', '2 entries')
     """
     return f"{number} {noun if number == 1 else plural or noun + 's'}"
+
+
+def listed(words: Sequence[str]) -> str:
+    """Write several things in one sentence.
+
+    Example:
+        >>> listed(["one", "two", "three"])
+        'one, two and three'
+    """
+    return " and ".join([", ".join(words[:-1]), words[-1]] if words[1:] else words)
 
 
 def format_seconds(seconds: float) -> str:

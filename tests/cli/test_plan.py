@@ -11,9 +11,9 @@ import forebay
 from forebay.cli.main import main
 from forebay.errors import ConfigError
 from forebay.hardware.catalog import CATALOG
-from forebay.plan.choose import candidates
 from forebay.plan.ready import not_built, ready_config
 from forebay.plan.setup import Cluster, Setup
+from forebay.plan.ways import candidates
 from forebay.plan.workload import Precision, Workload
 from plan_cases import LLAMA_8B, LLAMA_405B
 

@@ -13,11 +13,13 @@ from forebay.hardware.catalog import CATALOG, profile_of
 from forebay.hardware.profile import Profile
 from forebay.hardware.sheets import SHEETS
 from forebay.plan.activations import activations
-from forebay.plan.advice import margins, nearest_changes, offload_worth
-from forebay.plan.choose import Verdict, choose, fits
+from forebay.plan.advice import margins, offload_worth
+from forebay.plan.choose import Verdict, choose
 from forebay.plan.compare import comparison
 from forebay.plan.explain import as_dict, as_text, config_of, sentence
+from forebay.plan.feasible import fits
 from forebay.plan.memory import forecast
+from forebay.plan.nearest import nearest_changes
 from forebay.plan.setup import Cluster, Home, Setup
 from forebay.plan.step import rank_rates, step_forecast
 from forebay.plan.tiers import capacity, placement_of, tier_bytes

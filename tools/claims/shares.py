@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from claims.rows import V100, WORK, Kind, Row, largest, setup_of
 from forebay.hardware.catalog import CATALOG
 from forebay.plan.advice import offload_worth
-from forebay.plan.choose import Question, choose
+from forebay.plan.choose import choose
 from forebay.plan.model_config import from_counts
 from forebay.plan.program import Lane, build_program
 from forebay.plan.setup import FOREBAY, Cluster, Home, Overlap
@@ -16,6 +16,7 @@ from forebay.plan.simulate import ComputeSeconds
 from forebay.plan.step import rank_rates, rank_units, step_forecast
 from forebay.plan.systems import DDP, ZERO_2, ZERO_INFINITY, ZERO_OFFLOAD, efficiency
 from forebay.plan.tiers import capacity, placement_of, tier_bytes
+from forebay.plan.ways import Question
 from forebay.plan.workload import OPTIMIZERS, Precision, Workload
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from forebay.plan.choose import Question
+    from forebay.plan.ways import Question
 
 __all__ = ["plan"]
 

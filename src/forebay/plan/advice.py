@@ -1,28 +1,25 @@
-"""What would change the answer: one more GiB, drive or device, and what makes a plan feasible."""
+"""What would change the answer: one more GiB or drive; and whether offload is worth it here."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from forebay.plan.choose import Way, choose
-from forebay.plan.setup import Cluster, Home
-from forebay.plan.workload import Recompute
+from forebay.plan.choose import choose
+from forebay.plan.setup import Home
+from forebay.plan.ways import Way
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from forebay.hardware.profile import Node, Profile
-    from forebay.plan.choose import Choice, Question
+    from forebay.plan.choose import Choice
+    from forebay.plan.ways import Question
 
-__all__ = ["Change", "OffloadWorth", "margins", "nearest_changes", "offload_worth"]
+__all__ = ["Change", "OffloadWorth", "margins", "offload_worth"]
 
 _GIB = 1 << 30
-# Doubling devices or nodes beyond this is no advice.
-_MOST_NODES = 4096
 _ALIKE = 1.03
-# What is short, and the share of a tier that others use (`plan.tiers`).
-_ROOM = 1.15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,67 +142,3 @@ def _worth(choice: Choice, *, without: float | None, slowdown: float | None) -> 
     if without is None:
         return "Yes: without it nothing fits on these devices."
     return "Yes: it makes room for a larger micro-batch, which saves more than moving costs."
-
-
-def nearest_changes(choice: Choice, *, most: int = 3) -> list[Change]:
-    """Where nothing fits: the smallest changes that make something fit."""
-    found = []
-    for what, question in _easier(choice.question):
-        best = choose(question).best
-        if best is not None:
-            found.append(Change(what=what, seconds=best.seconds, saves=0.0))
-        if len(found) == most:
-            break
-    return found
-
-
-def _easier(question: Question) -> Iterator[tuple[str, Question]]:
-    work, cluster = question.workload, question.cluster
-    if work.recompute is Recompute.NONE:
-        easier = replace(work, recompute=Recompute.BLOCKS)
-        yield "recompute activations (--recompute blocks)", replace(question, workload=easier)
-    if question.free_micro_batch is None and work.micro_batch > 1:
-        yield (
-            "a smaller micro-batch (--micro-batch 1)",
-            replace(question, workload=replace(work, micro_batch=1, accumulation=work.micro_batch)),
-        )
-    size = work.sequence
-    while size > 128:
-        size //= 2
-        shorter = replace(question, workload=replace(work, sequence=size), free_micro_batch=1)
-        if choose(shorter).best is not None:
-            yield f"sequences of {size} tokens (--sequence {size})", shorter
-            break
-    yield from _larger(question)
-    nodes = cluster.nodes
-    while nodes < _MOST_NODES:
-        nodes *= 2
-        wider = replace(
-            question,
-            cluster=Cluster(devices_per_node=cluster.devices_per_node, nodes=nodes),
-        )
-        if question.profile.network is not None and choose(wider).best is not None:
-            yield f"{nodes} nodes (--nodes {nodes})", wider
-            break
-
-
-def _larger(question: Question) -> Iterator[tuple[str, Question]]:
-    """More of each tier that is short, for the setup that lacks least."""
-    profile, node, drives = question.profile, question.profile.node, question.profile.drives
-    assert node is not None
-    short = choose(question).nearest.short
-    words = []
-    if "device" in short and profile.machine.device != "cpu":
-        more = -(-int(short["device"] * _ROOM) // _GIB)
-        profile = _with_node(profile, device_bytes=node.device_bytes + more * _GIB)
-        words.append(f"devices with {more} GiB more")
-    if "host" in short:
-        more = -(-int(short["host"] * _ROOM) // _GIB)
-        profile = _with_node(profile, host_bytes=node.host_bytes + more * _GIB)
-        words.append(f"hosts with {more} GiB more")
-    if "nvme" in short and drives is not None:
-        more = -(-int(short["nvme"] * _ROOM) // (drives.capacity_bytes // drives.count))
-        profile = replace(profile, drives=drives.as_many(drives.count + more))
-        words.append(f"{more} drive{'s' if more > 1 else ''} more in each node")
-    if words:
-        yield " and ".join(words), replace(question, profile=profile)

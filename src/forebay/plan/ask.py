@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from forebay.errors import ConfigError
 from forebay.hardware.catalog import CATALOG, machine_named
-from forebay.hardware.profile import Network, read_profile
-from forebay.plan.choose import Question
+from forebay.hardware.profile import read_profile
 from forebay.plan.model_config import from_counts, read_shape
 from forebay.plan.setup import Cluster
+from forebay.plan.ways import Question
 from forebay.plan.workload import OPTIMIZERS, Precision, Recompute, Workload
 from forebay.units_of_measure import format_bytes, parse_bytes
 
@@ -31,8 +31,6 @@ _MOST_DRIVES = 1024
 _LEAST_HOST_BYTES, _MOST_HOST_BYTES = 1 << 30, 1 << 50
 _COUNT = re.compile(r"([0-9.]+(?:[eE]\+?[0-9]+)?) ?([kKmMbBtT]?)")
 _SUFFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
-# An unnamed network between nodes: 100 Gb/s.
-_PLAIN_NETWORK = 0.9 * 12.5e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +87,8 @@ def question_of(asked: Asked) -> Question:
     devices = has_devices if asked.devices is None else asked.devices
     devices = _whole(devices, "--devices", most=_MOST_DEVICES)
     nodes = _whole(asked.nodes, "--nodes", most=_MOST_NODES)
-    profile = _for_cluster(profile, devices=devices, nodes=nodes)
+    if devices != node.devices:
+        profile = replace(profile, node=replace(node, devices=devices))
     cluster = Cluster(devices_per_node=devices, nodes=nodes)
     sequence = _whole(asked.sequence, "--sequence", most=1 << 24)
     share, free = _share(asked, cluster)
@@ -185,19 +184,6 @@ def _changed(profile: Profile, asked: Asked) -> Profile:
             hint="measure one with: forebay probe --drive FOLDER --output FILE",
         )
     return replace(profile, drives=drives.as_many(asked.drives))
-
-
-def _for_cluster(profile: Profile, *, devices: int, nodes: int) -> Profile:
-    """The profile with as many devices, and with a network where several nodes need one."""
-    node, network = profile.node, profile.network
-    assert node is not None
-    if devices != node.devices:
-        profile = replace(profile, node=replace(node, devices=devices))
-    if nodes > 1 and (network is None or network.across is None):
-        inside = network.inside if network else profile.link.up
-        network = Network(inside=inside, across=_PLAIN_NETWORK)
-        profile = replace(profile, network=network)
-    return profile
 
 
 def _shape(asked: Asked) -> ModelShape:

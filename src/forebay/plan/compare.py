@@ -6,13 +6,15 @@ import json
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from forebay.plan.choose import Candidate, Way, candidates, choose, evaluate
+from forebay.plan.choose import Candidate, choose, evaluate
 from forebay.plan.setup import Setup
+from forebay.plan.ways import Way, candidates
 from forebay.units_of_measure import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from forebay.plan.choose import Choice, Question
+    from forebay.plan.choose import Choice
     from forebay.plan.setup import Cluster
+    from forebay.plan.ways import Question
 
 __all__ = ["Comparison", "ScalingPoint", "comparison"]
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from forebay.plan.advice import margins, nearest_changes, offload_worth
+from forebay.plan.advice import margins, offload_worth
 from forebay.plan.choose import Verdict
 from forebay.plan.compute import model_flops
+from forebay.plan.nearest import nearest_changes
 from forebay.plan.placement import AccumulationOrder, UpdatePlace
 from forebay.plan.ready import not_built, ready_config
 from forebay.plan.setup import Home
 from forebay.plan.workload import Precision, Recompute
-from forebay.units_of_measure import format_bytes, format_seconds
+from forebay.units_of_measure import format_bytes, format_seconds, listed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -67,11 +68,8 @@ def sentence(choice: Choice) -> str:
     best = choice.best
     if best is None:
         short = choice.nearest.short
-        tier, lack = max(short.items(), key=lambda item: item[1])
-        return (
-            f"Training all {size} does not fit on {on}: the closest way still lacks "
-            f"{format_bytes(lack)} on {_TIERS[tier]}."
-        )
+        lacks = listed([f"{format_bytes(lack)} on {_TIERS[tier]}" for tier, lack in short.items()])
+        return f"Training all {size} does not fit on {on}: the closest way still lacks {lacks}."
     where = {
         Home.DEVICE: f"with everything in the memory of the device{'s' if many else ''}",
         Home.HOST: "with part of the training state in host memory",
@@ -183,7 +181,6 @@ def _margins(choice: Choice) -> Iterator[str]:
 def _nearest(choice: Choice) -> Iterator[str]:
     found = nearest_changes(choice)
     for change in found:
-        assert change.seconds is not None
         yield f"  {change.what}: fits, {format_seconds(change.seconds)} per update"
     if not found:
         yield "  none of: recomputation, smaller batches, shorter sequences, twice the nodes"

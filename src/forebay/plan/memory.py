@@ -14,7 +14,13 @@ from forebay.model.layout import ITEM_BYTES, SUM_ITEM_BYTES
 from forebay.plan.exchange_memory import exchange_bytes
 from forebay.plan.placement import Accumulation, MasterLayout, UpdatePlace, WeightPlace
 from forebay.plan.policy_bytes import policy_bytes
-from forebay.plan.records import SECTOR_BYTES, SUM_ELEMENTS, records, sum_bytes, weight_form
+from forebay.plan.records import (
+    SECTOR_BYTES,
+    SUM_ELEMENTS,
+    records_bytes,
+    sum_bytes,
+    weight_form,
+)
 
 if TYPE_CHECKING:
     from forebay.model.layout import PartLayout
@@ -81,8 +87,9 @@ def part_bytes(
         sizes["device", "lp_params"] = _on_device(item * n)
     elif weights is WeightPlace.NVME:
         form = weight_form(part.dtype)
-        cut = records(n, piece_elements=placement.buffers.piece_elements, form=form)
-        sizes["nvme", "lp_params"] = sum(record.nbytes for record in cut)
+        sizes["nvme", "lp_params"] = records_bytes(
+            n, piece_elements=placement.buffers.piece_elements, form=form
+        )
         sizes["host", "staging"] = _rounded(sum_bytes(n, form), page)
     elif master is MasterLayout.WHOLE or update is UpdatePlace.NVME:
         sizes["host", "lp_params"] = _rounded(item * n, page)
@@ -155,8 +162,7 @@ def forecast(placement: Placement, *, device_page_bytes: int = 1) -> dict[tuple[
 
 
 def _file_bytes(elements: int, placement: Placement) -> int:
-    cut = records(elements, piece_elements=placement.buffers.piece_elements)
-    return sum(record.nbytes for record in cut)
+    return records_bytes(elements, piece_elements=placement.buffers.piece_elements)
 
 
 def buffer_bytes(placement: Placement) -> int:
@@ -165,10 +171,9 @@ def buffer_bytes(placement: Placement) -> int:
     for unit in placement.units:
         for part in unit.layout.parts if unit.update is UpdatePlace.NVME else ():
             elements = placement.sharding.state(part).elements
-            cut = records(elements, piece_elements=placement.buffers.piece_elements)
+            most = min(elements, placement.buffers.piece_elements)
             new = 0 if part.dtype == "float32" else ITEM_BYTES[part.dtype]
-            for record in cut[:1]:
-                largest = max(largest, record.nbytes + new * record.elements)
+            largest = max(largest, _file_bytes(most, placement) + new * most)
     return _rounded(largest, mmap.PAGESIZE)
 
 

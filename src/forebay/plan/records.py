@@ -21,6 +21,7 @@ __all__ = [
     "Record",
     "RecordForm",
     "records",
+    "records_bytes",
     "sum_bytes",
     "weight_form",
 ]
@@ -116,6 +117,20 @@ def records(elements: int, *, piece_elements: int, form: RecordForm = STATE) -> 
         found.append(record)
         offset += record.nbytes
     return tuple(found)
+
+
+def records_bytes(elements: int, *, piece_elements: int, form: RecordForm = STATE) -> int:
+    """Bytes of the records of a shard, as `records` would sum up to.
+
+    Example:
+        >>> records_bytes(10, piece_elements=4) == sum(
+        ...     one.nbytes for one in records(10, piece_elements=4)
+        ... )
+        True
+    """
+    full, rest = divmod(elements, piece_elements)
+    each = full * _sectors(form.item_bytes * piece_elements) + _sectors(form.item_bytes * rest)
+    return len(form.roles) * each
 
 
 def sum_bytes(elements: int, form: RecordForm = STATE) -> int:

@@ -42,6 +42,7 @@ __all__ = [
     "TierBytes",
     "accumulation_of",
     "capacity",
+    "holding",
     "in_engine",
     "placement_of",
     "tier_bytes",
@@ -112,6 +113,21 @@ def capacity(profile: Profile) -> Capacity:
         host=int(node.host_bytes * _USABLE_HOST),
         nvme=int(drives.capacity_bytes * _USABLE_DRIVES) if drives else 0,
     )
+
+
+def holding(profile: Profile, short: Mapping[str, int]) -> dict[str, int]:
+    """What each tier that is short would have to be: its bytes as they are sold.
+
+    Args:
+        profile: The machine.
+        short: Bytes that are missing of what `capacity` gives, by tier.
+    """
+    given = capacity(profile)
+    host = int((given.host + short.get("host", 0)) / _USABLE_HOST) + 1
+    device = int((given.device + short.get("device", 0)) / _USABLE_DEVICE) + 1 + _CONTEXT_BYTES
+    drives = int((given.nvme + short.get("nvme", 0)) / _USABLE_DRIVES) + 1
+    sizes = {"device": device, "host": host, "nvme": drives}
+    return {tier: sizes[tier] for tier in short}
 
 
 def accumulation_of(setup: Setup) -> Accumulation:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from forebay.model.layout import ITEM_BYTES, SUM_ITEM_BYTES
 from forebay.plan.placement import Accumulation
-from forebay.plan.records import records, weight_form
+from forebay.plan.records import records_bytes, weight_form
 
 if TYPE_CHECKING:
     from forebay.plan.placement import Placement, UnitPlacement
@@ -63,13 +63,12 @@ def slice_bytes(unit: UnitPlacement, placement: Placement) -> int:
 def weight_file_bytes(unit: UnitPlacement, placement: Placement) -> int:
     """Bytes of a unit's weights in files, padding included."""
     return sum(
-        record.nbytes
-        for part in unit.layout.parts
-        for record in records(
+        records_bytes(
             placement.sharding.state(part).elements,
             piece_elements=placement.buffers.piece_elements,
             form=weight_form(part.dtype),
         )
+        for part in unit.layout.parts
     )
 
 
