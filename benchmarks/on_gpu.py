@@ -61,7 +61,8 @@ RUNS = (
     ),
     Run("w2", 300, STEP + "--size 3b --accumulation 4 --variants floor,none,r0,r25,r50 --steps 5"),
     Run("w4", 240, STEP + "--size 3b --micro-batch 2,4,8,16 --variants floor,none,r0 --steps 6"),
-    Run("w3", 120, STEP + "--size 7b --variants r0,streamed+1 --device-budget 24GB --steps 4"),
+    Run("w3", 80, STEP + "--size 7b --variants r0 --steps 4"),
+    Run("24gb", 80, STEP + "--size 7b --device-budget 24GB --variants streamed+1 --steps 4"),
     Run(
         "12gb",
         100,

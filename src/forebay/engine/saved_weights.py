@@ -5,9 +5,10 @@ module's forward, so that they are it; whatever lies underneath (checkpointing, 
 every tensor that is not a streamed weight. Torch does not say what lies underneath. So a tensor
 that is not ours is saved once more by a node of our own (`_Keeper`) while our hooks are taken off:
 autograd then asks what is underneath, as it would have done. If those are our own hooks of the
-module around, that is remembered, and the next tensor goes past them at once. Where nothing lies
-underneath a tensor is kept as torch keeps it: detached, so that a node does not own itself, and
-with its version, which torch does not check where there are hooks.
+module around, that is remembered, and the next tensor goes past them at once. That node gets the
+tensor without its history: recomputed layers would keep each other alive through it. Where nothing
+lies underneath a tensor is kept as torch keeps it: detached, so that a node does not own itself,
+and with its version, which torch does not check where there are hooks.
 """
 
 from __future__ import annotations
@@ -212,7 +213,9 @@ class SavedWeights:
 
     def _save(self, tensor: torch.Tensor) -> _Underneath:
         with torch.enable_grad():
-            node: torch.Tensor = _Keeper.apply(self._anchor, tensor)  # type: ignore[no-untyped-call]
+            node: torch.Tensor = _Keeper.apply(  # type: ignore[no-untyped-call]
+                self._anchor, tensor.detach()
+            )
         return _Underneath(node)
 
     def _unpack(self, saved: _Saved | _Underneath | KeptActivation) -> torch.Tensor:
