@@ -13,21 +13,8 @@ from forebay.optim.rule import AdamRule
 from forebay.optim.squares import square_sum
 
 
-def _sum(values):
-    present = [value for value in values if value is not None]
-    total = present[0].clone() if present else None
-    for value in present[1:]:
-        total = total + value
-    return total
-
-
-def by_definition(
-    recipe: Recipe, *, size: int, sharers: int | None = None
-) -> tuple[list[float], str]:
-    """Norms, and a digest of the weights.
-
-    Each `sharers` ranks add up first, then their sums are added. One backward per update.
-    """
+def by_definition(recipe: Recipe, *, size: int) -> tuple[list[float], str]:
+    """Norms, and a digest of the weights; one backward per update."""
     model = model_of(recipe.dtype)
     params = list(model.parameters())
     decayed = [p for p in params if p.ndim > 1]
@@ -42,16 +29,14 @@ def by_definition(
     inputs = [windows(recipe, rank=rank) for rank in range(size)]
     norms = []
     for step in range(recipe.steps):
-        partial = [[None] * len(params) for _ in range(size // (sharers or size))]
+        sums = [None] * len(params)
         for rank in range(size):
-            sums = partial[rank // (sharers or size)]
             model.zero_grad()
             training.loss_of(model, inputs[rank][step][0], recipe).backward()
             for n, param in enumerate(params):
                 if param.grad is not None:
                     mine = param.grad.float()
                     sums[n] = mine.clone() if sums[n] is None else sums[n] + mine
-        sums = [_sum(values) for values in zip(*partial, strict=True)]
         norm = global_norm([float(square_sum(s)) for s in sums if s is not None], divisor=size)
         norms.append(norm)
         scale = gradient_scale(norm, max_norm=recipe.clip, divisor=size)

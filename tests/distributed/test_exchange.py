@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from distributed import ranks, scripts, training
+from distributed import copies, ranks, training
 from distributed.definition import by_definition
 from distributed.training import Recipe
 from forebay.comm.exchange import Exchange, Reduction
@@ -64,7 +64,7 @@ def test_sums_of_several_backwards_travel_in_16_bits():
 
 
 def test_each_pair_of_four_ranks_holds_a_copy():
-    """Hybrid sharding: half of the state on each rank, sums in a pair first and then over pairs."""
+    """Hybrid sharding: half of the state on each rank, and the bits of sums over all ranks."""
     base = Recipe(sharers=2)
     recipes = [
         replace(base, stage=stage, place=place)
@@ -76,23 +76,51 @@ def test_each_pair_of_four_ranks_holds_a_copy():
     by_rank = ranks.run(4, training.train_all, recipes, seconds=150)
     *hybrid, over_all = by_rank[0]
     for results in by_rank:
-        for result in results[:-1]:
-            assert _key(result) == _key(hybrid[0])
-    assert _key(hybrid[0])[:2] == by_definition(base, size=4, sharers=2)
+        for result in results:
+            assert _key(result) == _key(over_all)
+    assert _key(over_all)[:2] == by_definition(base, size=4)
     # a half and not a quarter, each allocation rounded up to pages
     mine, least = (r["ledger"]["device optim_states"] for r in (hybrid[5], over_all))
     assert mine >= 1.2 * least
     assert hybrid[5]["bytes"]["copies"] == 2 * hybrid[5]["bytes"]["gradients"]  # fp32, two halves
 
 
-@pytest.mark.parametrize("how", ["mics", "mesh"])
+def test_copies_of_several_backwards_and_of_the_librarys_sums():
+    """Where each backward is summed too; the library's sums are near, and alike on all ranks."""
+    several = Recipe(micro=2, dtype=torch.float32, stage=3, place=UpdatePlace.DEVICE)
+    recipes = [several, replace(several, sharers=2)]
+    recipes.append(replace(several, sharers=2, exchange=_LIBRARY))
+    by_rank = ranks.run(4, training.train_all, recipes)
+    plain, hybrid, library = by_rank[0]
+    assert _key(plain) == _key(hybrid)
+    assert library["norms"] == pytest.approx(plain["norms"], rel=1e-6)
+    assert len({result[2]["weights"] for result in by_rank}) == 1
+
+
+@pytest.mark.parametrize("how", ["mics", "mesh", "mesh in another order"])
 def test_copies_by_configuration_or_mesh(how, tmp_path):
-    results = ranks.run(4, scripts.copies, how, str(tmp_path))
+    results = ranks.run(4, copies.copies, how, str(tmp_path))
     assert [r["sharers"] for r in results] == [(0, 1), (0, 1), (2, 3), (2, 3)]
     assert len({r["weights"] for r in results}) == 1
 
 
+@pytest.mark.slow
+def test_a_mesh_of_copies_has_the_bits_of_one_copy_at_every_stage():
+    for found in ranks.run(4, copies.meshes):
+        assert [len(trained) for trained in found] == [1] * 8
+        assert len(set.union(*found)) == 1  # one backward per update: all stages alike
+
+
 def test_groups_that_do_not_come_out():
-    for kind, message in ranks.collect(ranks.start(3, scripts.copies, "mics", "unused")):
+    for kind, message in ranks.collect(ranks.start(3, copies.copies, "mics", "unused")):
         assert kind == "ConfigError", message
         assert "mics_shard_size is 2, and there are 3 ranks" in message
+
+
+def test_a_mesh_that_cannot_be_put_in_order_or_differs_is_told():
+    for kind, message in ranks.collect(ranks.start(4, copies.copies, "crossed mesh", "unused")):
+        assert kind == "ConfigError", message
+        assert "ranks 0, 3 share one copy of the state, and ranks 1, 2 another" in message
+    for kind, message in ranks.collect(ranks.start(4, copies.copies, "other meshes", "unused")):
+        assert kind == "ConfigError", message
+        assert "how ranks share copies of the state is [[0, 1, 2, 3]] on rank 1" in message

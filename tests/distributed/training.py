@@ -190,7 +190,8 @@ def train(recipe: Recipe) -> dict[str, object]:
     device = device_of(recipe)
     group: TorchGroup | SlowGroup = TorchGroup()
     if recipe.sharers is not None:
-        group.split(recipe.sharers)
+        count = recipe.sharers
+        group.divide([range(n, n + count) for n in range(0, group.size, count)])
     if recipe.slow_seconds:
         group = SlowGroup(group, seconds=recipe.slow_seconds)
     model, optimizer = begin(recipe, group)

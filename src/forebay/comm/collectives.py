@@ -25,7 +25,7 @@ class Purpose(Enum):
     GRADIENTS = "gradients"
     """Slices of gradients go to the ranks that add them up."""
     COPIES = "copies"
-    """Sums of one copy's ranks go to the same slice's owners in the other copies."""
+    """Sums of slices go to those who hold the same slices of the other copies."""
     SUMS = "sums"
     """The sums go to everybody (stage 0)."""
     WEIGHTS = "weights"
@@ -59,25 +59,43 @@ class Collectives:
                 sharers.
 
         Returns:
-            fp32 [elements / sharers]: the sharers' values added in their order, then the copies'
-            sums in theirs; or added by the library.
+            fp32 [elements / sharers]: all ranks' values added copy by copy, in the order of each
+            one's sharers; or the copies' sums added so, which the library has made.
         """
-        sharers = len(self.group.sharers)
+        group = self.group
+        sharers = len(group.sharers)
+        copies = group.size // sharers
         self.nbytes[Purpose.GRADIENTS] += flat.nbytes
         if self._exchange.reduction is Reduction.LIBRARY:
             own = flat.new_empty(flat.numel() // sharers)
-            self.group.reduce_scatter(own, flat)
+            group.reduce_scatter(own, flat)
             total = own.to(torch.float32)
-        else:
-            received = torch.empty_like(flat)
-            self.group.all_to_all(received, flat)
-            total = _ordered_sum(received.view(sharers, -1))
-        copies = self.group.size // sharers
+            if copies == 1:
+                return total
+            sums = total.new_empty(copies * total.numel())
+            self.gather_copies(sums, total, purpose=Purpose.COPIES)
+            return _add_rows(None, sums.view(copies, -1))
+        received = torch.empty_like(flat)
+        group.all_to_all(received, flat)
+        rows = received.view(sharers, -1)
         if copies == 1:
-            return total
-        sums = total.new_empty(copies * total.numel())
-        self.gather_copies(sums, total, purpose=Purpose.COPIES)
-        return _ordered_sum(sums.view(copies, -1))
+            return _add_rows(None, rows)
+        return self._add_by_copies(rows)
+
+    def _add_by_copies(self, rows: torch.Tensor) -> torch.Tensor:
+        """Each copy adds its rows to the sum of those before it and hands it on to all others.
+
+        Adding up the copies' own sums would take one exchange instead of one for each copy, and be
+        another sum than without copies.
+        """
+        group = self.group
+        total = rows.new_empty(rows.shape[1], dtype=torch.float32)
+        for copy in range(group.size // len(group.sharers)):
+            if copy == group.copy:
+                total = _add_rows(None if copy == 0 else total, rows)
+            group.spread_copy(total, copy=copy)
+            self.nbytes[Purpose.COPIES] += total.nbytes
+        return total
 
     def gather(self, whole: torch.Tensor, own: torch.Tensor, *, purpose: Purpose) -> None:
         """Fill `whole` with every sharer's `own`.
@@ -97,9 +115,10 @@ class Collectives:
         self.nbytes[purpose] += whole.nbytes
 
 
-def _ordered_sum(pieces: torch.Tensor) -> torch.Tensor:
-    """fp32 sum of rows, from the first to the last."""
-    total = pieces[0].to(torch.float32, copy=True)
-    for piece in pieces[1:]:
-        total.add_(piece)
+def _add_rows(total: torch.Tensor | None, rows: torch.Tensor) -> torch.Tensor:
+    """A fp32 sum, and then rows from the first to the last."""
+    if total is None:
+        total, rows = rows[0].to(torch.float32, copy=True), rows[1:]
+    for row in rows:
+        total.add_(row)
     return total

@@ -31,6 +31,10 @@ class _Wrapped:
         self.local_rank, self.local_size = inner.local_rank, inner.local_size
         self.shard, self.sharers, self.copy = inner.shard, inner.sharers, inner.copy
 
+    def connect(self) -> None:
+        """See `Group`."""
+        self._inner.connect()
+
     def tell(self, values: torch.Tensor, *, what: str) -> torch.Tensor:
         """See `Group`."""
         return self._inner.tell(values, what=what)
@@ -82,6 +86,9 @@ class StillGroup(_Wrapped):
         """See `Group`."""
         _repeat(received, sent)
 
+    def spread_copy(self, values: torch.Tensor, *, copy: int) -> None:
+        """See `Group`."""
+
 
 def _repeat(received: torch.Tensor, sent: torch.Tensor) -> None:
     received.view(-1, sent.numel()).copy_(sent.view(1, -1))
@@ -125,4 +132,9 @@ class SlowGroup(_Wrapped):
     def gather_copies(self, received: torch.Tensor, sent: torch.Tensor) -> None:
         """See `Group`; late."""
         self._inner.gather_copies(received, sent)
+        self._delay()
+
+    def spread_copy(self, values: torch.Tensor, *, copy: int) -> None:
+        """See `Group`; late."""
+        self._inner.spread_copy(values, copy=copy)
         self._delay()

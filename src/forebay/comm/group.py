@@ -19,8 +19,9 @@ class Group(Protocol):
 
     All of them hold one copy of the sharded state together, or equal groups of them one copy each.
 
-    Calls: `tell` and the collectives come from one thread (the queue's), in the same order on
-    every rank; `compare` before them; `part` after them, where no rank has failed; `close` once.
+    Calls: `compare` and then `connect` come from the thread that makes the engine; `tell` and the
+    collectives from one thread (the queue's), in the same order on every rank; `part` after them,
+    where no rank has failed; `close` once.
     """
 
     @property
@@ -77,6 +78,18 @@ class Group(Protocol):
         """Collect `sent` of each rank that has the same slice of another copy, copy by copy."""
         ...
 
+    def spread_copy(self, values: torch.Tensor, *, copy: int) -> None:
+        """Make `values` those of the rank that has the same slice of this copy."""
+        ...
+
+    def connect(self) -> None:
+        """Make what exchanges need, once all ranks have come; idempotent.
+
+        Raises:
+            RankError: A rank is gone or has failed.
+        """
+        ...
+
     def tell(self, values: torch.Tensor, *, what: str) -> torch.Tensor:
         """Tell all ranks as many numbers as they tell; returns every rank's, [size, n].
 
@@ -90,10 +103,7 @@ class Group(Protocol):
         ...
 
     def compare(self, text: str, *, what: str) -> list[str]:
-        """Every rank's text, by rank. For the start: slow, and of any length.
-
-        Comes before the first exchange.
-        """
+        """Every rank's text, by rank. For the start: slow, and of any length."""
         ...
 
     def talk(self, name: str) -> Talk:

@@ -5,7 +5,8 @@ ranks tell each other goes over a gloo group, which has a time limit and waits f
 
 [Note: own groups] Exchanges run in a thread of ours while the script goes on. Two threads that use
 one group need not come in the same order on all ranks: each rank would wait for the other, or take
-the other's bytes.
+the other's bytes. So do two threads that make groups: torch tells groups apart by their count. All
+of ours are made in the script's thread, once all ranks are there.
 """
 
 from __future__ import annotations
@@ -24,9 +25,7 @@ from forebay.comm.talk import Talk
 from forebay.errors import RankError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from torch.distributed.device_mesh import DeviceMesh
+    from collections.abc import Iterator, Sequence
 
 __all__ = ["LIMIT_SECONDS", "TorchGroup"]
 
@@ -59,9 +58,9 @@ class TorchGroup:
         self._limit = limit_seconds
         self._data: Any = None
         self._copies: Any = None
-        self.shard, self.sharers = self.rank, tuple(range(self.size))
-        self.copy = 0
-        self._on_host = distributed.get_backend() == "gloo"
+        self.divide([range(self.size)])
+        # gloo knows hosts alone
+        self._on_host = "nccl" not in distributed.get_backend_config()
         self._control: Any = None
         store = c10d._get_default_store()
         serial = self._serial(store, name)
@@ -72,38 +71,31 @@ class TorchGroup:
         self._closed = False
 
     def limit(self, seconds: float) -> None:
-        """Set how long the others may take to come to a pass, before the first one."""
+        """Set how long the others may take to come to a pass, before `connect`."""
         self._limit = seconds
 
-    def split(self, sharers: int) -> None:
-        """Let each `sharers` ranks, counted from 0, hold one copy of the state.
+    def divide(self, copies: Sequence[Sequence[int]]) -> None:
+        """Let groups of ranks hold one copy of the state each; before `connect`, alike everywhere.
 
-        Every rank calls it, before any exchange.
+        Args:
+            copies: The ranks of each copy: every rank once, in `in_order`.
         """
-        self._divide(torch.arange(self.size).view(-1, sharers))
+        self._copies_of = tuple(tuple(ranks) for ranks in copies)
+        self.copy = next(n for n, ranks in enumerate(self._copies_of) if self.rank in ranks)
+        self.sharers = self._copies_of[self.copy]
+        self.shard = self.sharers.index(self.rank)
 
-    def follow(self, mesh: DeviceMesh) -> None:
-        """Divide ranks as a mesh of all of them: its last axis shards, the first of two copies.
-
-        Raises:
-            RankError: It has more axes, or not all ranks.
-        """
-        if mesh.ndim > 2 or mesh.size() != self.size:
-            raise RankError(
-                f"the mesh has {mesh.ndim} axes and {mesh.size()} ranks; one or two axes and all "
-                f"{self.size} ranks are needed",
-                hint='init_device_mesh(kind, (copies, sharers), mesh_dim_names=("replicate", '
-                '"shard"))',
-            )
-        self._divide(mesh.mesh.view(-1, mesh.mesh.shape[-1]))
-
-    def _divide(self, ranks: torch.Tensor) -> None:
-        """Each row of ranks, [copies, sharers], holds one copy."""
-        self._data, _ = distributed.new_subgroups_by_enumeration(ranks.tolist())
-        if ranks.shape[0] > 1:
-            self._copies, _ = distributed.new_subgroups_by_enumeration(ranks.T.tolist())
-        self.copy, self.shard = (ranks == self.rank).nonzero()[0].tolist()
-        self.sharers = tuple(ranks[self.copy].tolist())
+    def connect(self) -> None:
+        """See `Group`."""
+        if self._control is not None:
+            return
+        self.compare("", what="the first exchange")  # see [Note: own groups]
+        limit = timedelta(seconds=self._limit)
+        with self._explained():
+            self._control = distributed.new_group(backend="gloo", timeout=limit)
+            self._data = _own_of(self._copies_of)
+            if len(self._copies_of) > 1:
+                self._copies = _own_of(tuple(zip(*self._copies_of, strict=True)))
 
     def _serial(self, store: Any, name: str) -> int:
         """How manieth group of this name it is; the same on every rank, since all make each."""
@@ -138,6 +130,15 @@ class TorchGroup:
         with self._explained(), self._near(received) as into:
             _gather(_raw(into), _raw(self._bring(sent)), self._copies)
 
+    def spread_copy(self, values: torch.Tensor, *, copy: int) -> None:
+        """See `Group`."""
+        source = self._copies_of[copy][self.shard]
+        with self._explained():
+            near = self._bring(values)
+            distributed.broadcast(_raw(near), src=source, group=self._copies)
+            if near is not values:
+                values.copy_(near)
+
     def _bring(self, tensor: torch.Tensor) -> torch.Tensor:
         """Where the backend can read it: gloo knows hosts alone."""
         return tensor.cpu() if self._on_host else tensor
@@ -157,10 +158,6 @@ class TorchGroup:
         self._life.doing(what)
         received = torch.empty(self.size * values.numel(), dtype=torch.float64)
         with self._explained():
-            if self._control is None:
-                self._control = distributed.new_group(
-                    backend="gloo", timeout=timedelta(seconds=self._limit)
-                )
             _gather(received, values, self._control)
         return received.view(self.size, -1)
 
@@ -168,11 +165,7 @@ class TorchGroup:
         """See `Group`."""
         self._doing = what
         self._life.doing(what)
-        texts = self.talk("compare").exchange(text, what=what)
-        if self._data is None:
-            # all ranks are here now; see [Note: own groups]
-            self._data = distributed.new_group()
-        return texts
+        return self.talk("compare").exchange(text, what=what)
 
     def talk(self, name: str) -> Talk:
         """See `Group`."""
@@ -202,6 +195,12 @@ class TorchGroup:
             return
         self._closed = True
         self._life.close()
+
+
+def _own_of(groups: Sequence[Sequence[int]]) -> Any:
+    """Make all of these groups of ranks, as every rank must; returns this rank's."""
+    own, _ = distributed.new_subgroups_by_enumeration([list(ranks) for ranks in groups])
+    return own
 
 
 def _raw(tensor: torch.Tensor) -> torch.Tensor:

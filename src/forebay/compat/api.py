@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from forebay.compat.copies import check_mesh, exchange_of, join_copies
+from forebay.compat.copies import check_mesh, copies_of, exchange_of
 from forebay.compat.distributed import init_distributed, join_ranks, local_device
 from forebay.compat.engine import TrainingEngine
 from forebay.compat.files import nvme_options
@@ -28,7 +28,7 @@ from forebay.compat.optimizers import adam_from, build_optimizer
 from forebay.compat.placed import with_placement
 from forebay.compat.policies import policy_of
 from forebay.compat.progress import Progress, events_folder, open_events
-from forebay.compat.same_start import refuse_other_start
+from forebay.compat.same_start import Start, refuse_other_start
 from forebay.compat.schedulers import build_scheduler, check_scheduler
 from forebay.compat.watching import enough_threads, measured_profile, watcher
 from forebay.config.facts import Facts
@@ -159,8 +159,10 @@ def _agree(
 ) -> None:
     """Ranks begin with the same, and know who shares a copy of the state and how long to wait."""
     refuse_wrapped(model)
-    refuse_other_start(group, config=config, model=model, groups=groups)
-    join_copies(group, mesh=mesh, sharers=config.exchange.sharers)
+    copies = copies_of(mesh=mesh, sharers=config.exchange.sharers, size=group.size)
+    start = Start(config=config, copies=copies, model=model, groups=groups)
+    refuse_other_start(group, start)
+    group.divide(copies)
     group.limit(config.rank_timeout)
 
 

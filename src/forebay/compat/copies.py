@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -11,10 +11,16 @@ from forebay.compat.inputs import DTYPES
 from forebay.errors import ConfigError
 
 if TYPE_CHECKING:
-    from forebay.comm.torch_group import TorchGroup
+    from collections.abc import Sequence
+
     from forebay.config.resolved import ResolvedConfig
 
-__all__ = ["check_mesh", "exchange_of", "join_copies"]
+__all__ = ["check_mesh", "copies_of", "exchange_of"]
+
+_MESH_HINT: Final = (
+    'init_device_mesh(kind, (copies, sharers), mesh_dim_names=("replicate", "shard"))'
+)
+_SHOWN: Final = 8
 
 
 def check_mesh(mesh: Any, *, sharers: int | None) -> None:
@@ -39,18 +45,54 @@ def check_mesh(mesh: Any, *, sharers: int | None) -> None:
         )
 
 
-def join_copies(group: TorchGroup, *, mesh: DeviceMesh | None, sharers: int | None) -> None:
-    """Let groups of ranks hold a copy of the state each, as a mesh or the configuration says.
+def copies_of(
+    *, mesh: DeviceMesh | None, sharers: int | None, size: int
+) -> tuple[tuple[int, ...], ...]:
+    """The ranks that hold each copy of the state, as a mesh or the configuration says.
+
+    Slices and copies are counted in the order of ranks, in whichever order a mesh names them.
 
     Args:
-        group: All ranks.
         mesh: Checked by `check_mesh`.
         sharers: How many ranks share a copy; None for all.
+        size: Number of ranks.
+
+    Raises:
+        ConfigError: The mesh has more than two axes, or not every rank once, or its ranks cannot
+            be put in order.
     """
     if mesh is not None:
-        group.follow(mesh)
-    elif sharers is not None and sharers < group.size:
-        group.split(sharers)
+        return _of_mesh(mesh, size)
+    count = size if sharers is None else min(sharers, size)
+    return tuple(tuple(range(first, first + count)) for first in range(0, size, count))
+
+
+def _of_mesh(mesh: DeviceMesh, size: int) -> tuple[tuple[int, ...], ...]:
+    told = sorted(mesh.mesh.flatten().tolist())
+    if mesh.ndim > 2 or told != list(range(size)):
+        raise ConfigError(
+            f"the mesh has {mesh.ndim} axes and the ranks {_listed(told)}; one or two axes and "
+            f"each of the {size} ranks once are needed",
+            hint=_MESH_HINT,
+        )
+    rows: list[list[int]] = mesh.mesh.view(-1, mesh.mesh.shape[-1]).tolist()
+    copies = tuple(sorted(tuple(sorted(row)) for row in rows))
+    # Ranks with the same slice meet in groups of their own, which torch keeps in order too.
+    for column in zip(*copies, strict=True):
+        if list(column) != sorted(column):
+            raise ConfigError(
+                f"the mesh lets ranks {_listed(copies[0])} share one copy of the state, and ranks "
+                f"{_listed(copies[-1])} another: slices held in the order of ranks would meet as "
+                f"{_listed(column)}, which is in no order",
+                hint=_MESH_HINT,
+            )
+    return copies
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    """The first of them, at most."""
+    shown = ", ".join(map(str, ranks[:_SHOWN]))
+    return shown + (", ..." if len(ranks) > _SHOWN else "")
 
 
 def exchange_of(config: ResolvedConfig) -> Exchange:

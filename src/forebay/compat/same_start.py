@@ -6,6 +6,7 @@ Ranks that differ would train something, and nobody could say what.
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,32 +22,46 @@ if TYPE_CHECKING:
     from forebay.comm.group import Group
     from forebay.config.resolved import ResolvedConfig
 
-__all__ = ["refuse_other_start"]
+__all__ = ["Start", "refuse_other_start"]
 
 _BY_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def refuse_other_start(
-    group: Group,
-    *,
-    config: ResolvedConfig,
-    model: nn.Module,
-    groups: Sequence[dict[str, Any]],
-) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """What a rank begins with.
+
+    Attributes:
+        config: The resolved configuration.
+        copies: The ranks that hold each copy of the state.
+        model: The model, before anything is changed.
+        groups: The optimizer's parameter groups.
+    """
+
+    config: ResolvedConfig
+    copies: Sequence[Sequence[int]]
+    model: nn.Module
+    groups: Sequence[dict[str, Any]]
+
+    def facts(self) -> list[tuple[str, str]]:
+        """Names and values, in the order in which differences are told."""
+        shared = ("how ranks share copies of the state", str([list(one) for one in self.copies]))
+        seed = ("torch's seed", str(torch.initial_seed()))
+        model, groups = _of_model(self.model), _of_groups(self.groups)
+        return [*_of_config(self.config), shared, *model, *groups, seed]
+
+
+def refuse_other_start(group: Group, start: Start) -> None:
     """Compare this rank with rank 0.
 
     Args:
         group: The ranks.
-        config: The resolved configuration.
-        model: The model, before anything is changed.
-        groups: The optimizer's parameter groups.
+        start: What this one begins with.
 
     Raises:
         ConfigError: On every rank, when one differs from rank 0; names the first difference.
     """
-    facts = [*_of_config(config), *_of_model(model), *_of_groups(groups)]
-    facts.append(("torch's seed", str(torch.initial_seed())))
-    texts = group.compare(json.dumps(facts), what="the start")
+    texts = group.compare(json.dumps(start.facts()), what="the start")
     first = json.loads(texts[0])
     for rank, text in enumerate(texts):
         if text != texts[0]:

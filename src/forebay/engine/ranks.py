@@ -129,6 +129,8 @@ def _leave(queue: Queue | None) -> None:
 def queue_of(options: EngineOptions, *, count: int, device: torch.device) -> Queue | None:
     """The queue of this engine's collectives; None with one rank.
 
+    Waits for the other ranks to come to the same point.
+
     Args:
         options: The group of ranks.
         count: Number of units.
@@ -137,6 +139,7 @@ def queue_of(options: EngineOptions, *, count: int, device: torch.device) -> Que
     group = options.group
     if group is None or group.size == 1:
         return None
+    group.connect()
     # A step tells two marks for each unit, and their order.
     passes = Passes(group, width=3 * count)
     collectives = Collectives(group, exchange=options.exchange)

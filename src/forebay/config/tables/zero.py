@@ -106,9 +106,12 @@ _COMMUNICATION: Final[tuple[Key, ...]] = (
     refused(
         "zero_optimization.zero_hpz_partition_size",
         POSITIVE,
-        "Ranks that share a second copy of the weights (ZeRO++).",
+        "Ranks that share a second copy of the weights, from which backward gathers (ZeRO++).",
         default=1,
-        instead="mics_shard_size, where all state is to have a copy for each group of ranks",
+        reason="weights and optimizer state are sharded over the same ranks",
+        instead="write zero_optimization.mics_shard_size with the same number, or pass "
+        "initialize(mesh_param=init_device_mesh(kind, (copies, that number))): weights are then "
+        "gathered within so many ranks, at the same bits, and so many hold all optimizer state",
     ),
     refused(
         "zero_optimization.zero_quantized_weights",
