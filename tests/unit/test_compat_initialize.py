@@ -52,6 +52,14 @@ def test_forms_of_the_configuration(form, tmp_path):
     assert before == ON_HOST
 
 
+def test_the_log_has_the_configuration_that_runs_and_says_what_changes_nothing(caplog):
+    caplog.set_level("INFO", logger="forebay")
+    engine_of({**ON_HOST, "dump_state": True}).close()
+    [said] = [r.message for r in caplog.records if "configuration that runs" in r.message]
+    assert "gradient_clipping" in said
+    assert "changes nothing: the resolved configuration is always logged" in said
+
+
 def test_arguments_of_a_command_line(tmp_path):
     path = tmp_path / "ds.json"
     path.write_text(json.dumps(ON_HOST))

@@ -60,6 +60,10 @@ def test_it_is_saved_and_read_again():
             (_CPU, _units(0), {"zero_optimization": {"offload_optimizer": {"ratio": 0.5}}}),
             "both say where units update",
         ),
+        (
+            ({"zero_optimization": {"offload_optimizer": {"ratio": 0.5}}},),
+            r"ratio = 0.5 needs state off the device, and .*device is none",
+        ),
         ((_CPU, _units(0, 0)), "must be a list of different integers"),
         ((_CPU, _units(-1)), "must be a list of different integers"),
     ],
@@ -68,10 +72,3 @@ def test_what_makes_no_sense_is_refused(parts, message):
     error = refusal(*parts)
     with pytest.raises(ConfigError, match=message):
         raise error
-
-
-def test_a_share_without_offload_says_that_it_changes_nothing():
-    config = resolved({"zero_optimization": {"offload_optimizer": {"ratio": 0.5}}})
-    rows = {row.path: row for row in config.describe()}
-    row = rows["zero_optimization.offload_optimizer.ratio"]
-    assert row.note == "changes nothing: it acts with offloaded state"

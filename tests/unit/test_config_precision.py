@@ -67,11 +67,11 @@ def test_check_grad_overflow() -> None:
     off = nested("bf16.check_grad_overflow", value=False)
     assert resolved(_BF16).precision == PrecisionSpec(dtype="bfloat16")
     assert not resolved(_BF16, off).precision.check_grad_overflow
-    for config in ({}, _FP16):
-        result = resolved(config, off)
-        assert result.precision.check_grad_overflow
-        row = next(row for row in result.rows if row.path == "bf16.check_grad_overflow")
-        assert "gradients are always checked" in row.note
+    on = nested("bf16.check_grad_overflow", value=True)
+    for config, dtype in (({}, "float32"), (_FP16, "float16")):
+        row = next(r for r in resolved(config, on).rows if r.path == "bf16.check_grad_overflow")
+        assert row.note == f"changes nothing: {dtype} gradients are always checked"
+        assert f"is false, and weights are {dtype}" in str(refusal(config, off))
 
 
 def test_loss_scale() -> None:

@@ -30,6 +30,8 @@ _TOGETHER = (
     "forebay.streamed_units",
     "zero_optimization.zenflow.",
     "zero_optimization.offload_optimizer.super_offload",
+    "zero_optimization.offload_optimizer.ratio",
+    "bf16.check_grad_overflow",
     "forebay.update",
 )
 _BY_PATH = pytest.mark.parametrize("key", _LEAVES, ids=lambda key: key.path)

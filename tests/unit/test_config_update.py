@@ -80,6 +80,7 @@ def test_resolving_what_was_resolved(kind):
             _update("delayed", streamed_units=[0]),
             r"streamed_units = \[0\] contradicts",
         ),
+        (merged(_update("delayed"), _place(ratio=0)), "ratio = 0 contradicts.*no update on the"),
         (_update("delayed", synchronous=True), "forebay.synchronous = true contradicts"),
     ],
 )

@@ -132,6 +132,7 @@ EXCLUDED = [
     ({"stage": 0}, {}, r"needs zero_optimization.stage 1, 2 or 3, and the stage is 0"),
     ({"offload_optimizer": {"device": "none"}}, {}, r"needs \S+device cpu, and it is .none."),
     ({"offload_optimizer": None}, {}, r"needs \S+device cpu, and it is .none."),
+    ({"offload_optimizer": {"device": "cpu", "ratio": 0.0}}, {}, r"ratio = 0 keeps all of it"),
     (NVME, {}, r"needs \S+device cpu, and it is .nvme.: columns"),
     ({"stage": 3, "offload_param": {"device": "cpu"}}, {}, r"needs \S+offload_param.device none"),
     ({}, {"forebay": {"update": "exact"}}, r"forebay.update = .exact. contradicts"),

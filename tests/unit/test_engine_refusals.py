@@ -74,19 +74,26 @@ def test_lazy_modules():
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan")])
 def test_impossible_clipping(value):
     model = mlp()
-    with pytest.raises(ConfigError, match="positive"):
-        offload(model, adamw(model), device="cpu", clip_norm=value)
+    for given in (value, True):
+        with pytest.raises(ConfigError, match="positive"):
+            offload(model, adamw(model), device="cpu", clip_norm=given)
     with offloaded(model) as optimizer, pytest.raises(ConfigError, match="positive"):
         optimizer.clip_grad_norm_(value)
 
 
-@pytest.mark.parametrize("device", ["cuda", "xpu", "tpu", "cuda:x"])
+@pytest.mark.parametrize("device", ["cuda", "xpu", "tpu", "cuda:x", 1.5])
 def test_devices_that_are_not_there(device):
     if device == "cuda" and torch.cuda.is_available():
         pytest.skip("there is one")
     model = mlp()
-    with pytest.raises(UnsupportedError, match=device):
+    with pytest.raises(UnsupportedError, match=str(device)):
         offload(model, adamw(model), device=device)
+
+
+def test_a_flag_is_true_or_false():
+    model = mlp()
+    with pytest.raises(ConfigError, match="synchronous is 'no'"):
+        offload(model, adamw(model), device="cpu", synchronous="no")
 
 
 def test_sums_that_nobody_announced_and_that_do_not_fit():

@@ -68,6 +68,8 @@ def test_what_is_asked_for_is_where_it_is(tmp_path):
     [
         ({"nvme_path": ["/a", "/a"]}, "names /a 2 times: a striped set has each folder once"),
         ({"nvme_path": []}, "an empty list"),
+        ({"nvme_path": 5}, "must be a folder, or a list"),
+        ({"nvme_path": "/a", "aio": 3}, "aio is 3; it must be a dict"),
         ({"aio": {"queue_depth": 3}}, "no folder is given"),
         ({"parameters": "nvme"}, "no folder is given"),
         ({"nvme_path": "/a", "aio": {"queue_dept": 3}}, "aio has no queue_dept"),

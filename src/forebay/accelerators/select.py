@@ -56,7 +56,7 @@ def accelerator_for(device: torch.device | str | None = None) -> Accelerator:
 def _parsed(device: torch.device | str) -> torch.device:
     try:
         return torch.device(device)
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:
         raise UnsupportedError(
             f"device {device!r} is no device that torch knows",
             hint="forebay runs on cuda and cpu devices",

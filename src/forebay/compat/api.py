@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import logging
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -54,6 +55,8 @@ if TYPE_CHECKING:
     from forebay.optim.loss_scale import LossScale
 
 __all__ = ["add_config_arguments", "engine_options", "initialize"]
+
+_log = logging.getLogger("forebay")
 
 
 def initialize(
@@ -229,6 +232,8 @@ def _build(
             collate_fn=collate_fn,
         )
         undo.pop_all()
+    if is_first:
+        _log.info("the configuration that runs:\n%s", engine.config.table())
     return engine
 
 

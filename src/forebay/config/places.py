@@ -33,11 +33,17 @@ def resolve_places(lookup: Lookup, *, device: str) -> Places:
         device: Where the optimizer state lives.
 
     Raises:
-        ConfigError: Both are given, or units are to visit from where they do not live.
+        ConfigError: Both are given, or state is to be shared out or to visit that lives on the
+            device.
     """
     ratio, units = lookup.take(_RATIO), lookup.take(_UNITS)
     if device == "none" and ratio is not None:
-        lookup.annotate(_RATIO, "changes nothing: it acts with offloaded state")
+        raise ConfigError(
+            f"config key {_RATIO} = {ratio:g} needs state off the device, and {_OFFLOAD}.device is "
+            "none",
+            hint=f'write "offload_optimizer": {{"device": "cpu", "ratio": {ratio:g}}}, or delete '
+            "the key",
+        )
     if units is None:
         return Places(ratio=None if ratio is None else float(ratio))
     if device != "cpu":

@@ -45,7 +45,8 @@ def resolve_precision(lookup: Lookup) -> PrecisionSpec:
 
     Raises:
         ConfigError: An "auto" that nobody answers, a section that contradicts the model or
-            `data_types.param_dtype`, or a loss scale that is no power of two.
+            `data_types.param_dtype`, a loss scale that is no power of two, or a check turned off
+            that this dtype always has.
     """
     dtype, source = _dtype(lookup)
     lookup.use_dtype(dtype)
@@ -58,18 +59,25 @@ def resolve_precision(lookup: Lookup) -> PrecisionSpec:
             note = "neither bf16 nor fp16 is switched: the model keeps its dtype"
         lookup.record(path, dtype == sections_dtype, given, note=note)
     _check_param_dtype(lookup, dtype)
-    checks = True
-    if dtype == "bfloat16":
-        checks = lookup.take("bf16.check_grad_overflow")
-    else:
-        lookup.moot(
-            ["bf16.check_grad_overflow"],
-            note=f"changes nothing: {dtype} gradients are always checked",
-        )
+    checks = _checks_overflow(lookup, dtype=dtype)
     if dtype == "float16":
         return PrecisionSpec(dtype=dtype, loss_scale=_loss_scale(lookup))
     lookup.moot(list(_SCALE_KEYS), note=f"changes nothing: {dtype} needs no loss scale")
     return PrecisionSpec(dtype=dtype, check_grad_overflow=checks)
+
+
+def _checks_overflow(lookup: Lookup, *, dtype: Dtype) -> bool:
+    path = "bf16.check_grad_overflow"
+    if dtype == "bfloat16":
+        return bool(lookup.take(path))
+    if lookup.values.given.get(path) is False:
+        raise ConfigError(
+            f"config key {path} is false, and weights are {dtype}, whose gradients are always "
+            "checked",
+            hint=f'delete {path}, or write "bf16": {{"enabled": true}}',
+        )
+    lookup.moot([path], note=f"changes nothing: {dtype} gradients are always checked")
+    return True
 
 
 def check_accumulation_dtype(lookup: Lookup, *, dtype: Dtype, accumulation_steps: int) -> None:

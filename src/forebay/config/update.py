@@ -17,6 +17,7 @@ __all__ = ["resolve_update", "update_problems"]
 _ZERO: Final = "zero_optimization"
 _OFFLOAD: Final = f"{_ZERO}.offload_optimizer"
 _SUPER: Final = f"{_OFFLOAD}.super_offload"
+_RATIO: Final = f"{_OFFLOAD}.ratio"
 _UPDATE: Final = "forebay.update"
 _WARM_UP: Final = "forebay.warm_up_steps"
 
@@ -76,6 +77,11 @@ def _delayed(values: Values) -> list[Problem]:
     where = given.get(f"{_ZERO}.offload_param.device") or "none"
     where = "cpu" if given.get(f"{_ZERO}.cpu_offload_param") else where
     contradictions = (
+        (
+            given.get(_RATIO) == 0,
+            f"{_RATIO} = 0",
+            "with all state on the device there is no update on the host to hide",
+        ),
         (
             where != "none",
             f"{_ZERO}.offload_param.device = {shown(where)}",

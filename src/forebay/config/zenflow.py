@@ -18,6 +18,7 @@ __all__ = ["resolve_zenflow", "zenflow_problems"]
 _ZERO: Final = "zero_optimization"
 _SECTION: Final = f"{_ZERO}.zenflow"
 _DEVICE: Final = f"{_ZERO}.offload_optimizer.device"
+_RATIO: Final = f"{_ZERO}.offload_optimizer.ratio"
 _UPDATE: Final = "forebay.update"
 _NAMES: Final = (
     "topk_ratio",
@@ -82,6 +83,14 @@ def _places(values: Values, named: str) -> list[Problem]:
             Problem(
                 f"config key {named} needs {_DEVICE} cpu, and it is {shown(device)}: {why}",
                 f'write "offload_optimizer": {{"device": "cpu"}}, or delete {key}',
+            )
+        )
+    elif given.get(_RATIO) == 0:
+        problems.append(
+            Problem(
+                f"config key {named} needs state in host memory, and {_RATIO} = 0 keeps all of it "
+                "on the device",
+                f"raise {_RATIO}, or delete {key}",
             )
         )
     weights = given.get(f"{_ZERO}.offload_param.device") or "none"

@@ -87,7 +87,10 @@ def offload(  # noqa: PLR0913 - the public face, fixed by the design
     """
     _refuse_arguments(model, optimizer)
     _refuse_ranks()
-    if clip_norm is not None and not (isinstance(clip_norm, int | float) and clip_norm > 0):
+    if not isinstance(synchronous, bool):
+        raise ConfigError(f"synchronous is {synchronous!r}; it must be True or False")
+    is_number = isinstance(clip_norm, int | float) and not isinstance(clip_norm, bool)
+    if clip_norm is not None and not (is_number and clip_norm > 0):
         raise ConfigError(
             f"clip_norm is {clip_norm!r}; it must be a positive number",
             hint="clip_norm=None does not clip",

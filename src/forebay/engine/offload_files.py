@@ -36,6 +36,8 @@ def nvme_options(paths: Folders | None, *, aio: Mapping[str, Any] | None) -> Nvm
         >>> nvme_options("/tmp", aio={"queue_depth": 32}).access.depth
         32
     """
+    if aio is not None and not isinstance(aio, Mapping):
+        raise ConfigError(f"aio is {aio!r}; it must be a dict", hint='aio={"queue_depth": 32}')
     if paths is None:
         if aio:
             raise ConfigError(
@@ -43,7 +45,13 @@ def nvme_options(paths: Folders | None, *, aio: Mapping[str, Any] | None) -> Nvm
                 hint='nvme_path="/folder/on/a/local/drive"',
             )
         return None
-    found = [Path(paths)] if isinstance(paths, str | os.PathLike) else [Path(p) for p in paths]
+    given = [paths] if isinstance(paths, str | os.PathLike) else paths
+    if not isinstance(given, Sequence) or not all(isinstance(p, str | os.PathLike) for p in given):
+        raise ConfigError(
+            f"nvme_path is {paths!r}; it must be a folder, or a list of folders",
+            hint='nvme_path="/folder/on/a/local/drive"',
+        )
+    found = [Path(one) for one in given]
     for one in found:
         if found.count(one) > 1:
             raise ConfigError(

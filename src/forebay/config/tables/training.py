@@ -150,7 +150,7 @@ _LOOP: Final[tuple[Key, ...]] = (
         FLAG,
         "Print the configuration at the start.",
         default=False,
-        reason="the resolved configuration is always printed and saved",
+        reason="the resolved configuration is always logged",
     ),
     hint(
         "log_level",
