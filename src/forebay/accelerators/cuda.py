@@ -12,7 +12,18 @@ if TYPE_CHECKING:
 
     from forebay.accelerators.base import Waitable
 
-__all__ = ["CudaAccelerator"]
+__all__ = ["CudaAccelerator", "stream_of"]
+
+
+def stream_of(handle: int, *, device: torch.device) -> torch.cuda.Stream:
+    """The stream behind a handle.
+
+    `torch.cuda.ExternalStream` takes 0, the default stream's handle, for none given and makes a
+    stream of its own.
+    """
+    if handle == 0:
+        return torch.cuda.default_stream(device)
+    return torch.cuda.ExternalStream(handle, device=device)
 
 
 class _CudaEvent:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from forebay.accelerators.cuda import stream_of
 from forebay.comm.passes import PassKind
 from forebay.errors import RankError
 
@@ -97,7 +98,7 @@ class Job:
     def stream_wait(self, stream: int) -> None:
         """Make a device stream wait for it."""
         if self._event is not None:
-            torch.cuda.ExternalStream(stream, device=self._device).wait_event(self._event)
+            self._event.wait(stream_of(stream, device=self._device))
 
 
 class Queue:
