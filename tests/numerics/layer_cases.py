@@ -38,14 +38,17 @@ def by_layers(job: Job, options: EngineOptions, around=torch.enable_grad):
     return finished(model, optimizer, losses, norms)
 
 
-def train(model, *, options: EngineOptions, micro: int = 3, steps: int = 3):
-    """Weights after some updates, in either order, and bytes up in each."""
+def train(model, *, options: EngineOptions, micro: int = 3, clip: float = 1.0, look=None):
+    """Weights after three updates, in either order, and bytes up in each.
+
+    `look` is called with the engine at the end.
+    """
     source = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    options = replace(options, device=DEVICE, clip_norm=1.0, backwards=micro)
+    options = replace(options, device=DEVICE, clip_norm=clip, backwards=micro)
     model, optimizer = offload_with(model, source, options=options)
     engine, up = optimizer.engine, []
     layers = LayerOrder(engine) if options.order is LAYER else None
-    for step in range(steps):
+    for step in range(3):
         before = engine.traffic[Lane.UP]
 
         def _share(number: int, step: int = step) -> torch.Tensor:
@@ -64,5 +67,7 @@ def train(model, *, options: EngineOptions, micro: int = 3, steps: int = 3):
         up.append(engine.traffic[Lane.UP] - before)
     weights = {name: value.clone() for name, value in model.state_dict().items()}
     norm = optimizer.last_grad_norm
+    if look is not None:
+        look(engine)
     optimizer.close()
     return weights, norm, up

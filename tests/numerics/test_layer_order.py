@@ -16,6 +16,7 @@ from forebay.engine.options import ActivationPlace
 from forebay.links import FaultScript
 from forebay.plan import UpdatePlace
 from forebay.plan.placement import AccumulationOrder
+from forebay.plan.policies import Delayed, Speculative
 from numerics.layer_cases import LAYER, by_layers, train
 from numerics.real_models import CHECKPOINTS, DEVICE, STREAMED, Job, by_offload
 from numerics.training import assert_same_bits
@@ -126,6 +127,64 @@ def test_a_weight_that_three_blocks_share(kind, dtype):
     assert usual[1] == layers[1]
     for name, value in usual[0].items():
         assert torch.equal(value, layers[0][name]), name
+
+
+class _Often(_Shared):
+    """Outside of blocks a weight is read three times, two of them before the first."""
+
+    def forward(self, x):
+        x = torch.tanh(self.mixed(self.mixed(self.first(x))))
+        for block in self.blocks:
+            x = block(x)
+        return self.last(self.mixed(x))
+
+    @property
+    def mixed(self):
+        return self.blocks[1].mix
+
+
+class _TwiceBlock(_Block):
+    def forward(self, x):
+        return super().forward(self.mix(super().forward(x)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_a_weight_that_segments_use_more_than_once(dtype):
+    """Its uses are added one by one as in the usual order, without brackets around a segment."""
+
+    def model() -> nn.Module:
+        made = _Often(blocks=3)
+        shared = made.blocks[1].mix
+        made.blocks = nn.ModuleList(_TwiceBlock() for _ in range(3))
+        for block in made.blocks:
+            block.mix = shared
+        torch.manual_seed(6)
+        for param in made.parameters():
+            nn.init.normal_(param, std=0.3)
+        return made.to(dtype)
+
+    usual = train(model(), options=STREAMED)
+    layers = train(model(), options=replace(STREAMED, order=LAYER))
+    assert usual[1] == layers[1]
+    for name, value in usual[0].items():
+        assert torch.equal(value, layers[0][name]), name
+
+
+@pytest.mark.parametrize("policy", [Speculative(), Delayed(warm_up_steps=1)], ids=str)
+def test_other_updates_in_layer_order(policy):
+    """What they are one after the other: taken during backward, or one step behind."""
+    taken = []
+
+    def _weights(order: AccumulationOrder):
+        options = EngineOptions(update=UpdatePlace.HOST, policy=policy, order=order, fault=LATE)
+        return train(_Shared().bfloat16(), options=options, clip=1e3, look=_look)[0]
+
+    def _look(engine) -> None:
+        taken.append(getattr(engine.collector.policy, "taken", None))
+
+    usual, layers = _weights(AccumulationOrder.MICROBATCH), _weights(LAYER)
+    assert all(torch.equal(value, layers[name]) for name, value in usual.items())
+    assert taken[0] == taken[1] != 0
 
 
 def test_weights_go_up_once_an_update_and_pass_whatever_the_micro_batches():

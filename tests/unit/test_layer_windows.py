@@ -65,6 +65,27 @@ def test_what_is_left_at_the_end_is_averaged_over_itself():
             layer.train_batch(iter([]), partial(loss_of, layer))
 
 
+def test_what_would_begin_anew_with_each_update_is_refused():
+    with _engine() as engine, pytest.raises(UnsupportedError, match="an iterator, not a list"):
+        engine.train_batch(list(batches(9)), partial(loss_of, engine))
+
+
+def test_a_hook_on_a_weight_of_several_blocks_would_see_parts_and_is_refused():
+    model = small()
+    with _engine(model=model) as engine:
+        for kind in ("register_hook", "register_post_accumulate_grad_hook"):
+            handle = getattr(model[0].weight, kind)(lambda grad: None)
+            engine.train_batch(batches(3), partial(loss_of, engine))  # one block alone has it
+            handle.remove()
+    tied = deep()
+    tied[8].weight = tied[2].weight
+    with offloaded(tied, replace(AWAY, order=BY_LAYER, backwards=2)) as optimizer:
+        layers = LayerOrder(optimizer.engine)
+        tied[2].weight.register_hook(lambda grad: grad.clamp(-1, 1))
+        with pytest.raises(UnsupportedError, match=r"hook on 2\.weight would be shown parts"):
+            layers.backward([lambda: mean_square(tied, inputs(1)[0])] * 2)
+
+
 def test_a_model_that_computes_its_loss_needs_no_other():
     class Model(nn.Module):
         def __init__(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from forebay.errors import ConfigError, UnsupportedError
 from forebay.plan.placement import AccumulationOrder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from forebay.compat.batches import MicroBatches
     from forebay.compat.steps import MicroSteps
@@ -75,7 +75,7 @@ class Windows:
         return self._backward(batches, loss=loss or self._own_loss, divide=scale_wrt_gas)
 
     def train_batch(
-        self, data_iter: Iterable[Any], loss: Callable[[Any], torch.Tensor] | None = None
+        self, data_iter: Iterator[Any], loss: Callable[[Any], torch.Tensor] | None = None
     ) -> torch.Tensor:
         """One update: a window's micro-batches from an iterator, backward and step.
 
@@ -90,7 +90,14 @@ class Windows:
 
         Raises:
             StopIteration: There is no micro-batch left.
+            UnsupportedError: It is no iterator.
         """
+        if not isinstance(data_iter, Iterator):
+            raise UnsupportedError(
+                f"train_batch takes an iterator, not a {type(data_iter).__name__}, which would "
+                "begin anew with each update",
+                hint="it = iter(loader), once an epoch, then train_batch(it)",
+            )
         batches = list(islice(data_iter, self._batches.per_update))
         if not batches:
             raise StopIteration

@@ -2,8 +2,9 @@
 
 In the usual order autograd adds up what the uses of a weight in one micro-batch give, in the
 weight's dtype and in the order in which backward comes by, and that is one addend. Where backward
-runs segment by segment, each segment brings its own part; here they become the same addend. What a
-reentrant checkpoint brings is an addend of its own in either order.
+runs segment by segment, a segment begins with what later ones have brought, as a root of its own,
+so that autograd adds its uses to that one by one. What a reentrant checkpoint brings is an addend
+of its own in either order.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 from forebay.errors import GradientError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from forebay.engine.record import ParamRecord
 
@@ -30,15 +31,18 @@ class _Addends:
         self._sum: torch.Tensor | None = None
 
     def add(self, addend: torch.Tensor, *, alone: bool) -> None:
-        if alone:
-            self.entries.append(addend)
-            return
+        if not alone:
+            earlier = self.take_sum()  # unless the segment began with it
+            addend = addend if earlier is None else earlier + addend
+            self._sum = addend
         # the sum is complete, and comes, when its last part does
-        if self._sum is not None:
-            self.entries = [entry for entry in self.entries if entry is not self._sum]
-            addend = self._sum + addend
-        self._sum = addend
         self.entries.append(addend)
+
+    def take_sum(self) -> torch.Tensor | None:
+        """What is added up so far, which is here no more."""
+        taken, self._sum = self._sum, None
+        self.entries = [entry for entry in self.entries if entry is not taken]
+        return taken
 
 
 class HeldAddends:
@@ -68,6 +72,20 @@ class HeldAddends:
         self.segment = 0
         self.micro_batch = 0
         self.task = -1
+
+    def resume(self, indices: Iterable[int]) -> list[tuple[ParamRecord, torch.Tensor]]:
+        """What the present micro-batch's later segments have brought of these parameters.
+
+        It comes back through `take` with what this segment adds to it.
+        """
+        found = []
+        for index in indices:
+            record, members = self._held.get(index, (None, {}))
+            held = members.get(self.micro_batch)
+            earlier = None if held is None else held.take_sum()
+            if record is not None and earlier is not None:
+                found.append((record, earlier))
+        return found
 
     def take(self, record: ParamRecord, addend: torch.Tensor) -> bool:
         """Hold an addend; False where it is whole already.

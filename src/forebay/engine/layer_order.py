@@ -132,7 +132,7 @@ class _Run:
         self._crossings = [Crossings() for _ in range(count)]
         self._span: contextlib.ExitStack = contextlib.ExitStack()
         self.held = HeldAddends({}, deliver=engine.collector.deliver)
-        self._uses = SegmentUses(shared={}, units={})
+        self._uses = SegmentUses(shared={}, shown={}, units={})
 
     @property
     def last(self) -> int:
@@ -259,11 +259,16 @@ class _Run:
         # What this segment uses of earlier ones, with what later ones have brought for it.
         used = [door for doors in earlier for door in doors if segment in door.users]
         taken = [found for door in used if (found := door.take()) is not None]
+        resumed = self.held.resume(self._uses.shown.get(segment, ()))
         handle = roots[0].register_hook(self._note_task)
         try:
             torch.autograd.backward(
-                [*roots, *(edge for edge, _ in taken)],  # type: ignore[arg-type]
-                [*(None for _ in roots), *(gradient for _, gradient in taken)],
+                [  # type: ignore[arg-type]
+                    *roots,
+                    *(edge for edge, _ in taken),
+                    *(record.param for record, _ in resumed),
+                ],
+                [*(None for _ in roots), *(gradient for _, gradient in (*taken, *resumed))],
             )
         finally:
             handle.remove()

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from forebay.engine.collector import GradientHook
+from forebay.errors import UnsupportedError
 from forebay.model.external import external_parameters
 
 if TYPE_CHECKING:
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from forebay.engine.engine import Engine
+    from forebay.engine.record import ParamRecord
     from forebay.engine.unit import Unit
 
 __all__ = ["SegmentUses", "find_uses"]
@@ -28,11 +31,14 @@ class SegmentUses:
 
     Attributes:
         shared: For each parameter that several segments use, by index, the first of these.
+        shown: For each segment the shared parameters, by index, that its graph adds to; what a
+            reentrant checkpoint hides adds nothing there.
         units: For each segment the units whose gradient is complete once all micro-batches have
             gone back through it, in the order of a backward.
     """
 
     shared: Mapping[int, int]
+    shown: Mapping[int, Sequence[int]]
     units: Mapping[int, Sequence[Unit]]
 
 
@@ -48,6 +54,7 @@ def find_uses(
     """
     uses = _uses_by_modules(engine, called)
     shared, last = {}, {}
+    added: dict[int, list[int]] = {}
     for record in engine.collector.records:
         used = uses.get(id(record.param), set())
         shown = seen.get(id(record.param), set())
@@ -59,12 +66,27 @@ def find_uses(
         if len(used) > 1 or len(numbers) > 1:
             shared[record.index] = first if len(inside) == len(used) else 0
             last[record.index] = shared[record.index]
+            _refuse_watched(record)
+            for segment in shown:
+                added.setdefault(segment, []).append(record.index)
     units: dict[int, list[Unit]] = {}
     for index in reversed(engine.hooks.order):
         unit = engine.units[index]
         end = min((last[record.index] for record in unit.records), default=0)
         units.setdefault(end, []).append(unit)
-    return SegmentUses(shared=shared, units=units)
+    return SegmentUses(shared=shared, shown=added, units=units)
+
+
+def _refuse_watched(record: ParamRecord) -> None:
+    """Refuse hooks on the gradient of a weight that several segments use: each brings a part."""
+    after = record.param._post_accumulate_grad_hooks or {}
+    others = [hook for hook in after.values() if not isinstance(hook, GradientHook)]
+    if record.param._backward_hooks or others:
+        raise UnsupportedError(
+            f"a hook on {record.label} would be shown parts of its gradient: in layer order each "
+            "block that uses the weight brings its own",
+            hint='remove the hook, or set forebay.accumulation_order: "microbatch"',
+        )
 
 
 def _uses_by_modules(engine: Engine, called: Sequence[nn.Module]) -> dict[int, set[object]]:
