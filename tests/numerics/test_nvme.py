@@ -73,6 +73,7 @@ BUFFERS = {
     "one": NvmeOptions(paths=(), buffer_count=1, buffer_elements=1),
     "two_small": NvmeOptions(paths=(), buffer_count=2, buffer_elements=BLOCK),
     "odd": NvmeOptions(paths=(), buffer_count=3, buffer_elements=2 * BLOCK + 12345),
+    "some_held": NvmeOptions(paths=(), buffer_count=9, buffer_elements=BLOCK),
     "many": NvmeOptions(paths=(), buffer_count=40, buffer_elements=BLOCK),
     "in_turns": NvmeOptions(
         paths=(), buffer_count=2, buffer_elements=BLOCK, reads_ahead=False, writes_behind=False

@@ -28,9 +28,8 @@ def test_a_budget_of_a_quarter_of_the_state():
     budget = STATE // 4
     (numbers,) = run({**CASE, "host_budget": budget})
     _check(numbers, budget)
-    # what fits stays in memory, and only that
-    assert placed(numbers, "host") > 0.85 * budget
-    assert numbers["ledger"]["host:optim_states"] > 0
+    # as much of it stays in memory as fits, of a unit some pieces
+    assert placed(numbers, "host") > 0.95 * budget
 
 
 def test_a_budget_of_a_quarter_of_the_state_with_weights_in_files():

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from forebay.compat.checkpoints import least_bytes
 from forebay.compat.copies import check_mesh, copies_of, exchange_of
 from forebay.compat.distributed import init_distributed, join_ranks, local_device
 from forebay.compat.engine import TrainingEngine
@@ -272,6 +273,7 @@ def engine_options(
         loss_scale=_loss_scale(config.precision),
         device_budget=config.budgets.device_bytes,
         host_budget=config.budgets.host_bytes,
+        save_bytes=least_bytes(config),
         page_lock=config.zero.pin_memory,
         rates=None if profile is None else profile.rates(),
         policy=policy_of(config),

@@ -13,7 +13,7 @@ from forebay.engine.custom_load import load_by_hand
 from forebay.engine.import_state import import_torch_state
 from forebay.engine.load import LoadRequest, find_checkpoint, load_checkpoint
 from forebay.engine.restore import Scope
-from forebay.engine.save_request import Latest, SaveRequest, SaveTiming
+from forebay.engine.save_request import Latest, SaveRequest, SaveTiming, least_save_bytes
 from forebay.engine.saving import CheckpointSaver
 from forebay.engine.schedule_state import check_schedule
 from forebay.engine.sixteen_bit import save_sixteen_bit
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from forebay.engine.restore import Match
     from forebay.engine.save_request import SaveReport
 
-__all__ = ["Checkpoints"]
+__all__ = ["Checkpoints", "least_bytes"]
 
 _log = logging.getLogger("forebay")
 
@@ -114,7 +114,7 @@ class Checkpoints:
             tag=f"global_step{self._steps.global_steps}" if tag is None else str(tag),
             latest=Latest.POINT if save_latest else Latest.LEAVE,
             keep=spec.keep,
-            timing=SaveTiming.BESIDE_TRAINING if spec.beside_training else SaveTiming.AT_ONCE,
+            timing=_timing(self._config),
             staging_bytes=spec.staging_bytes,
         )
         scheduler = self._steps.scheduler
@@ -305,3 +305,12 @@ class Checkpoints:
             excludes_frozen=exclude_frozen_parameters,
         )
         return True
+
+
+def least_bytes(config: ResolvedConfig) -> int:
+    """Host memory that a rank's checkpoints pass through at least."""
+    return least_save_bytes(_timing(config), staging_bytes=config.checkpoint.staging_bytes)
+
+
+def _timing(config: ResolvedConfig) -> SaveTiming:
+    return SaveTiming.BESIDE_TRAINING if config.checkpoint.beside_training else SaveTiming.AT_ONCE

@@ -140,7 +140,7 @@ def place(model: InspectedModel, *, options: EngineOptions, device: torch.device
         placement,
         options.nvme,
         weights=options.weights,
-        host_budget=options.own_host_budget,
+        host_budget=options.own_state_budget,
         device_page_bytes=mmap.PAGESIZE if device.type == "cpu" else 1,
     )
 

@@ -9,7 +9,7 @@ import mmap
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from forebay.engine.files import refuse_more_files
+from forebay.engine.files import refuse_more_files, with_least_buffers
 from forebay.errors import BudgetError
 from forebay.hardware.limits import HostCeiling, HostLimit, host_ceiling
 from forebay.plan.memory import forecast
@@ -39,8 +39,7 @@ def refuse_what_does_not_fit(placement: Placement, *, options: EngineOptions, cp
     Raises:
         BudgetError: A tier is short; names both numbers and the bytes by role.
     """
-    page = mmap.PAGESIZE if cpu else 1
-    sizes = forecast(placement, device_page_bytes=page)
+    sizes = _sizes(placement, options=options, cpu=cpu)
     device = _total(sizes, "device")
     table = ", ".join(
         f"{tier} {role} {format_bytes(value)}" for (tier, role), value in sorted(sizes.items())
@@ -52,7 +51,9 @@ def refuse_what_does_not_fit(placement: Placement, *, options: EngineOptions, cp
         ceilings.append(host_ceiling(_UNBOUNDED, sharers=sharers))
     for ceiling in ceilings:
         needed = _needed(sizes, cpu=cpu, limit=ceiling.limit)
-        hint = _way_out(placement, needed=needed, cpu=cpu, ceiling=ceiling)
+        hint = None
+        if ceiling.nbytes is not None and needed > ceiling.nbytes:
+            hint = _way_out(placement, options=options, needed=needed, ceiling=ceiling, cpu=cpu)
         ceiling.require(needed, what=what, hint=hint)
     refuse_more_files(sizes, budget=None if options.nvme is None else options.nvme.budget)
     if options.device_budget is not None and device > options.device_budget:
@@ -83,19 +84,40 @@ def _needed(sizes: Mapping[tuple[str, str], int], *, cpu: bool, limit: HostLimit
     )
 
 
-def _way_out(placement: Placement, *, needed: int, cpu: bool, ceiling: HostCeiling) -> str | None:
+def _way_out(
+    placement: Placement,
+    *,
+    options: EngineOptions,
+    needed: int,
+    ceiling: HostCeiling,
+    cpu: bool,
+) -> str:
     """The nearest settings that fit."""
-    if ceiling.nbytes is None or needed <= ceiling.nbytes:
-        return None
     key = "forebay.host_budget" if ceiling.limit is HostLimit.HOST_BUDGET else "it"
     ways = [f"raise {key} to {budget_text(needed * ceiling.sharers)}"]
-    page = mmap.PAGESIZE if cpu else 1
-    single = forecast(replace(placement, accumulation=Accumulation.SINGLE), device_page_bytes=page)
-    fewer = _needed(single, cpu=cpu, limit=ceiling.limit)
-    if fewer <= ceiling.nbytes:
-        ways.append(f"set gradient_accumulation_steps to 1 (needs {format_bytes(fewer)})")
+    others = {
+        "set gradient_accumulation_steps to 1": replace(
+            placement, accumulation=Accumulation.SINGLE
+        ),
+        "set buffer_count to 1 and leave buffer_size out": with_least_buffers(placement),
+    }
+    for way, other in others.items():
+        sizes = _sizes(other, options=options, cpu=cpu)
+        fewer = _needed(sizes, cpu=cpu, limit=ceiling.limit)
+        if other != placement and ceiling.nbytes is not None and fewer <= ceiling.nbytes:
+            ways.append(f"{way} (needs {format_bytes(fewer)})")
     if not cpu:
         ways.append("keep state on the device (offload_optimizer.device: none)")
     if ceiling.limit is HostLimit.AVAILABLE:
         ways.append("set forebay.host_budget if the machine's memory grows as it is touched")
     return ", or ".join(ways)
+
+
+def _sizes(
+    placement: Placement, *, options: EngineOptions, cpu: bool
+) -> dict[tuple[str, str], int]:
+    """The forecast, and under a host budget what checkpoints pass through."""
+    sizes = forecast(placement, device_page_bytes=mmap.PAGESIZE if cpu else 1)
+    if options.host_budget is not None and options.save_bytes:
+        sizes["host", "checkpoints"] = options.save_bytes
+    return sizes

@@ -12,6 +12,7 @@ from forebay.engine.offload_files import nvme_options
 from forebay.engine.offload_policy import asked_policy
 from forebay.engine.optimizer import OffloadedOptimizer
 from forebay.engine.options import ActivationPlace, EngineOptions, Timing
+from forebay.engine.save_request import LEAST_SAVE_BYTES
 from forebay.errors import ConfigError, UnsupportedError
 from forebay.optim.loss_scale import DynamicLossScale, LossScaleConfig, StaticLossScale
 from forebay.optim.rule import AdamRule
@@ -115,6 +116,7 @@ def offload(  # noqa: PLR0913 - the public face, fixed by the design
             activations=ActivationPlace(activations),
             device_budget=None if device_budget is None else parse_bytes(device_budget),
             host_budget=None if host_budget is None else parse_bytes(host_budget),
+            save_bytes=LEAST_SAVE_BYTES,
             clip_norm=clip_norm,
             timing=Timing.SYNCHRONOUS if synchronous else Timing.DEFERRED,
             loss_scale=_default_loss_scale(model),

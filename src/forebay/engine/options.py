@@ -97,6 +97,7 @@ class EngineOptions:
         device_budget: Bytes that may be placed on the device; None for no bound.
         host_budget: Bytes that may be placed on the host, by all ranks of a machine together;
             None for what the machine has.
+        save_bytes: Of `host_budget`, what each rank leaves free for the blocks of a checkpoint.
         threads: Update threads; None for one on each core that is not left to the launching
             thread.
         core_share: Share of this process's cores that update, where `threads` does not say.
@@ -133,6 +134,7 @@ class EngineOptions:
     loss_scale: LossScale = field(default_factory=StaticLossScale)
     device_budget: int | None = None
     host_budget: int | None = None
+    save_bytes: int = 0
     threads: int | None = None
     core_share: float | None = None
     page_lock: bool = True
@@ -173,6 +175,12 @@ class EngineOptions:
         if self.host_budget is None or self.group is None:
             return self.host_budget
         return self.host_budget // self.group.local_size
+
+    @property
+    def own_state_budget(self) -> int | None:
+        """Of it, what state may take."""
+        own = self.own_host_budget
+        return None if own is None else max(0, own - self.save_bytes)
 
     @property
     def sharding(self) -> Sharding:

@@ -5,15 +5,27 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from forebay.checkpoint.manifest import BLOCK_BYTES
 from forebay.errors import CheckpointError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["Latest", "SaveReport", "SaveRequest", "SaveTiming", "as_checkpoint_error"]
+__all__ = [
+    "LEAST_SAVE_BYTES",
+    "Latest",
+    "SaveReport",
+    "SaveRequest",
+    "SaveTiming",
+    "as_checkpoint_error",
+    "least_save_bytes",
+]
+
+# For each of four threads one checksum's block of fp32 state in files.
+LEAST_SAVE_BYTES: Final = 4 * (256 << 10)
 
 
 class SaveTiming(Enum):
@@ -80,3 +92,15 @@ def as_checkpoint_error(request: SaveRequest) -> Iterator[None]:
             f"cannot save checkpoint {request.tag} in {request.folder}: "
             f"{error.strerror or error}; earlier ones are as they were",
         ) from error
+
+
+def least_save_bytes(timing: SaveTiming, *, staging_bytes: int | None = None) -> int:
+    """What must be left of a host budget, so that no run ends with its first checkpoint.
+
+    Args:
+        timing: At once or beside training.
+        staging_bytes: As in `SaveRequest`.
+    """
+    if timing is SaveTiming.AT_ONCE:
+        return LEAST_SAVE_BYTES
+    return max(BLOCK_BYTES, staging_bytes or 0)

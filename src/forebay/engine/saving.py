@@ -30,7 +30,13 @@ from forebay.comm.together import Together
 from forebay.engine.masters import refresh_master
 from forebay.engine.readers import Readers
 from forebay.engine.save_files import CheckpointFiles
-from forebay.engine.save_request import SaveReport, SaveRequest, SaveTiming, as_checkpoint_error
+from forebay.engine.save_request import (
+    LEAST_SAVE_BYTES,
+    SaveReport,
+    SaveRequest,
+    SaveTiming,
+    as_checkpoint_error,
+)
 from forebay.engine.snapshot import take_snapshot
 from forebay.errors import CheckpointError
 from forebay.hardware.limits import host_ceiling
@@ -97,7 +103,8 @@ class CheckpointSaver:
         room = partial(_require_room, request.folder, nbytes)
         self._together.first(room, what=what)
         if request.timing is SaveTiming.AT_ONCE:
-            with self._staging(_PIECES * PIECE_BYTES, block_bytes=PIECE_BYTES) as staging:
+            piece = self._piece_bytes()
+            with self._staging(_PIECES * piece, block_bytes=piece) as staging:
                 path = self._write(snapshot, request, staging=staging, readers=None)
             seconds = time.monotonic() - began
             self.last = SaveReport(nbytes=nbytes, seconds=seconds, stall_seconds=seconds, path=path)
@@ -242,6 +249,19 @@ class CheckpointSaver:
             yield Staging(nbytes, block_bytes=block_bytes)
         finally:
             reservation.release()
+
+    def _piece_bytes(self) -> int:
+        """What each writing thread copies at a time: less where the budget has little left.
+
+        The planner leaves as much as the least takes, so that a run never ends with its first
+        checkpoint.
+        """
+        budget = self._engine.ledger.budget(Tier.HOST)
+        if budget is None:
+            return PIECE_BYTES
+        least = LEAST_SAVE_BYTES // _PIECES
+        share = (budget - self._engine.ledger.bytes(Tier.HOST)) // _PIECES
+        return max(least, min(PIECE_BYTES, share // least * least))
 
     def _staging_bytes(self, request: SaveRequest, nbytes: int) -> int:
         """For a copy of so many bytes: what was asked for, or all, or half of what is left.

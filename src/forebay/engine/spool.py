@@ -9,10 +9,12 @@ the ticket of the one before:
 Where weights are in files too, they are summed and written instead of published; those of delayed
 updates stay over the gradient until the next step.
 
-[Note: what stays] Buffers end a step with its last pieces. Read-ahead during the next backward
-needs no clip factor; it fills them with the pieces that the coming step begins with, and leaves
-those among them that are here already. The file is the truth once the barrier was passed: a
-buffer is a copy of it, and whoever writes state otherwise makes the buffer forget it first.
+[Note: what stays] The first pieces of the model have buffers of their own, as many as the placement
+holds: they are read once. Through the others pieces come and go, and they end a step with its last
+ones. Read-ahead during the next backward needs no clip factor; it fills them with the pieces that
+the coming step begins with, and leaves those among them that are here already. The file is the
+truth once the barrier was passed: a buffer is a copy of it, and whoever writes state otherwise
+makes the buffer forget it first.
 """
 
 from __future__ import annotations
@@ -94,40 +96,54 @@ class Spool:
         self._traffic = lanes.traffic
         size = buffer_bytes(placement)
         self._arena = HostArena(
-            size * self._plan.count,
+            size * self._plan.total,
             ledger=memory.ledger,
             role=Role.STAGING,
             what="state between files and updates",
             page_locking=memory.page_locking,
         )
+        every = [_Buffer(self._arena.address + i * size) for i in range(self._plan.total)]
         # In the order in which they were used last, oldest first.
-        self._buffers = [_Buffer(self._arena.address + i * size) for i in range(self._plan.count)]
+        self._buffers = every[: self._plan.count]
+        self._held = every[self._plan.count :]
+        self._owners: dict[tuple[FileState, int], _Buffer] = {}
         self._last_update: Any = None
         self._last_write: Any = None
 
     def adopt(self, units: Iterable[Unit]) -> None:
-        """Let writers of these units' state tell the buffers."""
-        for _, part, _ in _pieces(units):
+        """Let writers of these units' state tell the buffers; some of which hold its first pieces.
+
+        Args:
+            units: In module order.
+        """
+        pieces = []
+        for _, part, index in _pieces(units):
             assert part.files is not None
             part.files.before_write = self._forget
+            pieces.append((part.files, index))
+        self._owners = dict(zip(pieces, self._held, strict=False))
 
     def read_ahead(self, units: Iterable[Unit]) -> None:
         """Fill buffers with what the coming step begins with, in the order of these units."""
         if not self._plan.reads_ahead:
             return
-        first: list[tuple[Unit, PartStorage, int]] = []
+        first: list[tuple[Unit, FileState, int]] = []
+        places = {True: len(self._owners), False: self._plan.count}
         for unit, part, index in _pieces(units):
-            if len(first) == self._plan.count:
+            assert part.files is not None
+            is_held = (part.files, index) in self._owners
+            if places[is_held]:
+                places[is_held] -= 1
+                first.append((unit, part.files, index))
+            elif not any(places.values()):
                 break
-            first.append((unit, part, index))
-        wanted = [(part.files, index) for _, part, index in first]
+        wanted = [(state, index) for _, state, index in first]
         for buffer in self._buffers:
             buffer.is_wanted = buffer.holds in wanted
-        for unit, part, index in first:
-            assert part.files is not None
-            if self._holder(part.files, index) is None:
+        for unit, state, index in first:
+            if self._holder(state, index) is None:
                 self._lanes.observer.doing(OpKind.READ, unit.name)
-                self._fill(part.files, index).is_wanted = True
+                self._fill(state, index).is_wanted = True
 
     def update(self, unit: Unit, order: UpdateOrder) -> None:
         """Enqueue all of a unit's update; its weights are pending from now on."""
@@ -205,6 +221,7 @@ class Spool:
     def close(self) -> None:
         """Give the memory back; the lanes are closed. Idempotent."""
         self._buffers.clear()
+        self._owners.clear()
         self._arena.close()
 
     def _advance(self, unit: Unit, job: PieceJob, numbers: list[Any], scale: float) -> Any:
@@ -214,9 +231,10 @@ class Spool:
         if buffer is None:
             lanes.observer.doing(OpKind.READ, unit.name)
             buffer = self._fill(state, job.index)
-        self._buffers.remove(buffer)
-        self._buffers.append(buffer)
-        buffer.is_wanted = False
+        if (state, job.index) not in self._owners:
+            self._buffers.remove(buffer)
+            self._buffers.append(buffer)
+            buffer.is_wanted = False
         job.buffer = buffer.address
         lanes.observer.doing(OpKind.UPDATE, unit.name)
         after = [buffer.arrival, *buffer.users, *before_update(job.part)]
@@ -281,11 +299,15 @@ class Spool:
         buffer.arrival, buffer.users = update, [ticket, *leaves]
 
     def _holder(self, state: FileState, index: int) -> _Buffer | None:
-        return next((b for b in self._buffers if b.holds == (state, index)), None)
+        own = self._owners.get((state, index))
+        among = self._buffers if own is None else [own]
+        return next((b for b in among if b.holds == (state, index)), None)
 
     def _fill(self, state: FileState, index: int) -> _Buffer:
         """Enqueue the read of a record into the buffer that can best be spared."""
-        buffer = next((b for b in self._buffers if not b.is_wanted), self._buffers[-1])
+        buffer = self._owners.get((state, index)) or next(
+            (b for b in self._buffers if not b.is_wanted), self._buffers[-1]
+        )
         after = list(buffer.users)
         if state.written[index] is not None:
             after.append(state.written[index])

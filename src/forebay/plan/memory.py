@@ -153,7 +153,7 @@ def forecast(placement: Placement, *, device_page_bytes: int = 1) -> dict[tuple[
     if sums and placement.accumulation is Accumulation.HOST_SUM:
         staging += _rounded(ring_bytes(placement), mmap.PAGESIZE)
     if any(unit.update is UpdatePlace.NVME for unit in placement.units):
-        staging += _rounded(placement.buffers.count * buffer_bytes(placement), mmap.PAGESIZE)
+        staging += placement.buffers.total * buffer_bytes(placement)
         staging += SCRATCH_BYTES
     staging += weight_staging_bytes(placement)
     if staging:

@@ -147,7 +147,8 @@ class FileBuffers:
     """Host memory that state in files passes through.
 
     Attributes:
-        count: Buffers, each for one piece.
+        count: Buffers, each for one piece, through which pieces come and go.
+        held: Buffers beside them, of the first pieces in module order: these are read once.
         piece_elements: Elements of a piece, a multiple of `SUM_ELEMENTS`.
         reads_ahead: Whether a piece is read while others are updated, the first ones during
             backward; else when the one before it is done.
@@ -155,12 +156,18 @@ class FileBuffers:
     """
 
     count: int = 4
+    held: int = 0
     piece_elements: int = 4 << 20
     reads_ahead: bool = True
     writes_behind: bool = True
 
+    @property
+    def total(self) -> int:
+        """All buffers."""
+        return self.count + self.held
+
     def kept(self, pieces: int) -> range:
-        """The pieces, by their number in a step, that are still in a buffer from the last step.
+        """Of the pieces that come and go, by their number in a step, those still in a buffer.
 
         Buffers end a step with its last pieces, and those that the next one begins with stay.
         """

@@ -343,11 +343,19 @@ def _records(unit: UnitPlacement, placement: Placement) -> list[Record]:
 
 def _read_bytes(ordered: Sequence[UnitPlacement], placement: Placement) -> dict[int, int]:
     """Bytes that each unit in files reads from the second update on."""
-    every = [
-        (unit.layout.index, record.nbytes)
-        for unit in ordered
+    pieces = {
+        unit.layout.index: [record.nbytes for record in _records(unit, placement)]
+        for unit in placement.units
         if unit.update is UpdatePlace.NVME
-        for record in _records(unit, placement)
+    }
+    held = placement.buffers.held
+    for index, sizes in pieces.items():
+        here = min(held, len(sizes))
+        pieces[index], held = sizes[here:], held - here
+    every = [
+        (unit.layout.index, nbytes)
+        for unit in ordered
+        for nbytes in pieces.get(unit.layout.index, ())
     ]
     kept = placement.buffers.kept(len(every))
     reads = dict.fromkeys((unit.layout.index for unit in ordered), 0)

@@ -75,7 +75,8 @@ _OFFLOAD: Final[tuple[Key, ...]] = (
     honoured(
         "zero_optimization.offload_optimizer.buffer_count",
         POSITIVE,
-        "Pieces of state that are in host memory at once, on their way through the update.",
+        "Pieces of state that are in host memory at once. They come and go through four of "
+        "them, or half of more; the others hold the first pieces, which are read once.",
         default=4,
         auto=Auto.DEFAULT,
     ),
