@@ -15,7 +15,6 @@ from forebay.plan.setup import Cluster, Home
 from forebay.plan.step import rank_rates, rank_units
 from forebay.plan.systems import DDP, L2L_TRAFFIC, ZERO, ZERO_INFINITY, ZERO_OFFLOAD
 from forebay.plan.tiers import placement_of, tier_bytes
-from forebay.plan.zero_memory import Backwards, Offload, in_several_processes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,21 +33,19 @@ def memory_rows() -> Iterator[Row]:
             unit="GB",
         )
     shape = from_counts(13_000_000_000)
-    for words, offload, gigabytes in (
-        ("stage 2", Offload.NONE, 49.0),
-        ("stage 2, optimizer on the host", Offload.OPTIMIZER, 29.0),
+    # with state on the host what is left of it on a device; one token, nothing in passing
+    work = replace(WORK, micro_batch=1, sequence=1)
+    device = tier_bytes(shape, setup_of(2, work=work, cluster=(8, 1), habits=ZERO)).device
+    weights, gradients = device["lp_params"], device["lp_grads"]
+    state = device["hp_params"] + device["optim_states"]
+    for words, nbytes, gigabytes in (
+        ("stage 2", weights + gradients + state, 49.0),
+        ("stage 2, optimizer on the host", weights + gradients, 29.0),
     ):
-        found = in_several_processes(
-            shape.parameters,
-            stage=2,
-            offload=offload,
-            backwards=Backwards.ONE,
-            cluster=Cluster(devices_per_node=8),
-        )
         yield Row(
             name=f"13B on 8 devices, {words}",
             published=gigabytes,
-            predicted=found.device_bytes / 1e9,
+            predicted=nbytes / 1e9,
             kind=Kind.CAPACITY,
             unit="GB",
         )

@@ -1,7 +1,7 @@
 """DeepSpeed's memory estimators: a table on stdout of what a model takes, setup by setup.
 
-The figures are not DeepSpeed's rules of thumb: for one process they are the bytes that forebay's
-engine places (`forebay.plan.zero_memory`), for several the formulas of the ZeRO papers.
+The figures are not DeepSpeed's rules of thumb but the bytes that forebay's engine places, in one
+process and over ranks (`forebay.plan.zero_memory`).
 """
 
 from __future__ import annotations
@@ -17,15 +17,8 @@ from forebay.errors import ConfigError
 from forebay.model.spec import ModelSpec, ParamSpec, UnitSpec
 from forebay.model.units import units_by_blocks
 from forebay.model.whole import whole_modules
-from forebay.plan.zero_memory import (
-    Backwards,
-    Cluster,
-    Offload,
-    ZeroMemory,
-    blocks,
-    in_one_process,
-    in_several_processes,
-)
+from forebay.plan.setup import Cluster
+from forebay.plan.zero_memory import Backwards, Offload, ZeroMemory, blocks, zero_memory
 from forebay.units_of_measure import format_bytes
 
 if TYPE_CHECKING:
@@ -168,20 +161,17 @@ class _Setup:
         return ((offload, count) for offload in offloads for count in Backwards)
 
     def memory(self, size: _Size, offload: Offload, backwards: Backwards) -> ZeroMemory:
-        if self.cluster.devices == 1 and offload is not Offload.PARAMETERS:
-            memory = in_one_process(size.spec, offload=offload, backwards=backwards)
-        else:
-            memory = in_several_processes(
-                size.elements,
-                stage=self.stage,
-                offload=offload,
-                backwards=backwards,
-                cluster=self.cluster,
-                largest_layer=size.largest,
-            )
+        memory = zero_memory(
+            size.spec,
+            stage=self.stage,
+            offload=offload,
+            backwards=backwards,
+            cluster=self.cluster,
+        )
         return ZeroMemory(
             device_bytes=memory.device_bytes + size.frozen_bytes,
             host_bytes=math.ceil(memory.host_bytes * self.factor),
+            pool_bytes=memory.pool_bytes,
         )
 
     def options(self, offload: Offload, backwards: Backwards) -> str:
@@ -203,18 +193,23 @@ def _table(size: _Size, setup: _Setup) -> list[str]:
         f"stage {setup.stage} on {nodes} with {gpus}{' each' * (cluster.nodes > 1)}:",
         "  host/node |    per GPU | options",
     ]
+    pool = 0
     for offload, backwards in setup.rows:
         memory = setup.memory(size, offload, backwards)
+        pool = max(pool, memory.pool_bytes)
         lines.append(
             f"{format_bytes(memory.host_bytes):>11} | {format_bytes(memory.device_bytes):>10} | "
             f"{setup.options(offload, backwards)}"
         )
-    if cluster.devices > 1:
+    if pool:
         lines.append(
-            "Over several processes these are the formulas of ZeRO; room for exchanges is extra."
+            f"Where weights come and go, up to {format_bytes(pool)} of them are on each device at "
+            "a time; stage3_max_live_parameters bounds it."
         )
+    if cluster.devices > 1:
+        lines.append("Room for exchanges between ranks is in the figures.")
     elif setup.stage == 3:
-        lines.append("In one process stage 3 places what stage 2 places.")
+        lines.append("In one process stage 3 without offload_param places what stage 2 places.")
     lines.append("Activations, workspaces and the CUDA context come on top.")
     return lines
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from forebay.errors import BudgetError
+from forebay.plan.home_bytes import streamed_bytes
 from forebay.units_of_measure import budget_text, format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["PoolNeeds", "pool_bytes"]
+    from forebay.plan.placement import Placement
+
+__all__ = ["PoolNeeds", "pool_bytes", "with_default_pool"]
 
 # DeepSpeed's default of stage3_max_live_parameters, 1e9, in 16 bits.
 _DEFAULT_BYTES = 2_000_000_000
@@ -69,6 +72,14 @@ def pool_bytes(
             "units smaller with zero_optimization.sub_group_size",
         )
     return capacity
+
+
+def with_default_pool(placement: Placement) -> Placement:
+    """The placement with a pool for all of its units, one at a time at work, without settings."""
+    sizes = {unit.layout.name: streamed_bytes(unit.layout) for unit in placement.units}
+    largest = max(sizes, key=lambda name: sizes[name])
+    needs = PoolNeeds(sizes=sizes, at_once=sizes[largest], names=(largest,))
+    return replace(placement, pool_bytes=pool_bytes(needs, asked=None, device_budget=None, taken=0))
 
 
 def _several(names: tuple[str, ...]) -> str:

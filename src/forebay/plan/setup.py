@@ -7,12 +7,24 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from forebay.plan.placement import AccumulationOrder
-from forebay.plan.zero_memory import Cluster
 
 if TYPE_CHECKING:
     from forebay.plan.workload import Workload
 
 __all__ = ["FOREBAY", "ONE_DEVICE", "Cluster", "Habits", "Home", "Overlap", "Setup"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """How many devices train together."""
+
+    devices_per_node: int = 1
+    nodes: int = 1
+
+    @property
+    def devices(self) -> int:
+        """All of them."""
+        return self.devices_per_node * self.nodes
 
 
 class Home(Enum):

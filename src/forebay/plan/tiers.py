@@ -1,8 +1,14 @@
 """Bytes of a setup by tier and role: on each device, on each node's host, on each node's drives.
 
 They are the engine's own forecast, to the byte. For optimizers that it does not run, and devices
-that share each layer, the formulas of the ZeRO papers with forebay's bytes ([Note: ZeRO's formulas]
-in `plan.zero_memory`); for other systems those with the habits that are asked for.
+that share each layer, the formulas of the ZeRO papers with forebay's bytes; for other systems those
+with the habits that are asked for.
+
+[Note: ZeRO's formulas] With M parameters on N devices: stage 1 keeps 4M + 12M/N bytes on each,
+stage 2 2M + 14M/N, stage 3 16M/N; with the optimizer on the host 2M + 2M/N and 2M/N. Stage 3
+computes in gathered layers. On the host a node keeps 14M / nodes: fp32 master and moments, and the
+gradient that landed; 16M / nodes with fp32 sums of several backwards. Weights on the host are the
+high halves of its split masters and add nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +20,6 @@ from typing import TYPE_CHECKING
 from forebay.model.layout import layout_unit
 from forebay.plan.activations import activations, peak_bytes
 from forebay.plan.device_peak import DevicePeak, device_peak
-from forebay.plan.home_bytes import streamed_bytes
 from forebay.plan.memory import forecast
 from forebay.plan.placement import (
     Accumulation,
@@ -25,7 +30,7 @@ from forebay.plan.placement import (
     UpdatePlace,
     WeightPlace,
 )
-from forebay.plan.pool_size import PoolNeeds, pool_bytes
+from forebay.plan.pool_size import with_default_pool
 from forebay.plan.setup import FOREBAY, Home
 
 if TYPE_CHECKING:
@@ -190,13 +195,7 @@ def placement_of(
         micro_batches=setup.workload.micro_batches_at_once,
         sharding=Sharding(rank=0, size=setup.ranks, stage=setup.stage),
     )
-    if weights is WeightPlace.DEVICE:
-        return placement
-    sizes = {unit.layout.name: streamed_bytes(unit.layout) for unit in placement.units}
-    largest = max(sizes, key=lambda name: sizes[name])
-    needs = PoolNeeds(sizes=sizes, at_once=sizes[largest], names=(largest,))
-    pool = pool_bytes(needs, asked=None, device_budget=None, taken=0)
-    return replace(placement, pool_bytes=pool)
+    return placement if weights is WeightPlace.DEVICE else with_default_pool(placement)
 
 
 def tier_bytes(
@@ -287,6 +286,7 @@ def _whole_gradients(shape: ModelShape, setup: Setup) -> int:
 def _formulas(
     shape: ModelShape, setup: Setup
 ) -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
+    """See [Note: ZeRO's formulas]."""
     work, ranks = setup.workload, setup.ranks
     count = shape.parameters // work.tensor_parallel
     item = work.precision.item_bytes
