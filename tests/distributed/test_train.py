@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from cli.train_inputs import losses, metrics, model_folder, text_file
+from cli.train_inputs import losses, metrics, model_config, model_folder, text_file
 from distributed import ranks, scripts
 
 _COMMON = ("--steps", "4", "--sequence-length", "32", "--lr", "1e-3", "--seed", "3")
@@ -43,6 +43,22 @@ def test_three_ranks_train_as_one_process_with_their_rows(tmp_path, stage):
     assert left.keys() == right.keys()
     for name, value in left.items():
         assert torch.allclose(value, right[name], rtol=1e-3, atol=1e-4), name
+
+
+@pytest.mark.slow
+def test_ranks_that_start_from_scratch_make_the_model_of_one_process(tmp_path):
+    path = model_config(tmp_path, hidden_size=128, intermediate_size=512)
+    text_file(tmp_path)
+    zero = {"stage": 3, "offload_optimizer": {"device": "cpu"}}
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"zero_optimization": zero, "optimizer": {"type": "AdamW"}}))
+    many, one = tmp_path / "many", tmp_path / "one"
+    given = ["--model", str(path), "--data", str(tmp_path / "text.txt"), *_COMMON]
+    given += ["--config", str(config), "--device", "cpu"]
+    words = [*given, "--batch-size", "2", "--output", str(many)]
+    assert ranks.run(3, scripts.command_line, words, seconds=150) == [0, 0, 0]
+    assert scripts.command_line([*given, "--batch-size", "6", "--output", str(one)]) == 0
+    assert losses(many) == pytest.approx(losses(one), rel=1e-5)
 
 
 @pytest.mark.slow

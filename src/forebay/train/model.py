@@ -82,14 +82,15 @@ class ModelSource:
         )
 
     def load(self, *, dtype: Dtype, checkpointing: GradientCheckpointing) -> nn.Module:
-        """Load the weights, or make them from torch's random state, on the host.
+        """Load the weights on the host, or say how they are made from torch's random state.
 
         Args:
             dtype: The dtype to load or make them in.
             checkpointing: Whether activations are computed again in backward.
 
         Returns:
-            The model, in training mode.
+            The model, in training mode. One that is made from scratch is never whole in memory:
+            see `forebay.zero.Init`.
 
         Raises:
             ConfigError: Weights are missing, of another shape, or unreadable.
@@ -111,8 +112,12 @@ class ModelSource:
         return trained
 
     def _make(self, dtype: Dtype) -> Any:
+        from forebay.compat.zero_init import Init
+
         try:
-            return _causal_lm().from_config(self.config, dtype=_torch_dtype(dtype))
+            # Weights are made where the engine wants them, one at a time and each rank's slice.
+            with Init():
+                return _causal_lm().from_config(self.config, dtype=_torch_dtype(dtype))
         except (ValueError, TypeError, RuntimeError) as error:
             raise ConfigError(
                 f"cannot make a {self.kind} model from this configuration: {_first_line(error)}",
