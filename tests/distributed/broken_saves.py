@@ -5,9 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
+import torch
+
+import forebay
+from distributed import scripts
 from distributed.saved_runs import Run, engine_of, go_on, state
 from forebay.checkpoint.disk import RealDisk
 from forebay.checkpoint.folder import CheckpointFolder
@@ -117,6 +122,27 @@ def disagree(folder: str, what: str) -> list[str]:
         go_on(engine, 1, 2)
         engine.save_checkpoint(folder, "good")
         return said
+
+
+def saves_alone(folder: str, how: str) -> None:
+    """All ranks but 1 save; it goes on training."""
+    torch.manual_seed(1)
+    settings = scripts.config(forebay={"rank_timeout": 2})
+    engine, *_ = forebay.initialize(model=scripts.mlp(), config=settings)
+    scripts.steps(engine, 1)
+    try:
+        if not _is(1):
+            if how == "checkpoint":
+                engine.save_checkpoint(folder, "alone")
+            elif how == "weights":
+                engine.save_16bit_model(folder)
+            else:
+                engine.offload_states()
+        else:
+            time.sleep(4)
+        scripts.steps(engine, 1)
+    finally:
+        time.sleep(2)  # rank 0 keeps the store
 
 
 def load_damaged(folder: str, run: Run) -> tuple[str, bool]:

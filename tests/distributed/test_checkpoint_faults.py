@@ -74,6 +74,32 @@ def test_ranks_that_save_or_load_something_else(tmp_path, what, says):
         )
 
 
+@pytest.mark.parametrize(
+    "how",
+    [
+        "checkpoint",
+        pytest.param("weights", marks=pytest.mark.slow),
+        pytest.param("states", marks=pytest.mark.slow),
+    ],
+)
+def test_a_rank_that_does_not_save_is_named_and_nobody_waits_for_ever(tmp_path, how):
+    what = {
+        "checkpoint": "saving checkpoint alone",
+        "weights": "saving " + str(tmp_path / "model.safetensors"),
+        "states": "offload_states()",
+    }[how]
+    results = ranks.collect(ranks.start(3, broken_saves.saves_alone, str(tmp_path), how))
+    assert [kind for kind, _ in results] == ["RankError"] * 3, results
+    for rank in (0, 2):
+        assert (
+            f"not every rank has come to {what}, where rank {rank} waited: rank 1 was in"
+            in (results[rank][1])
+        )
+        assert "hint: every rank calls it at the same point" in results[rank][1]
+    assert f"rank 1 (this one) has come too late to {what}" in results[1][1]
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_damaged_file_is_named_on_every_rank_before_anything_changes(tmp_path):
     ranks.run(3, saved_runs.save, str(tmp_path), [Run()], 1, 1)
     file = tmp_path / str(Run()) / "rank00001-00000.safetensors"

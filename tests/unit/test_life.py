@@ -73,3 +73,17 @@ def test_a_rank_that_is_waited_for_is_named_while_it_lives(signs, monkeypatch, c
     assert (
         "waited 0 s in saving a checkpoint, and goes on waiting, for rank 1 (alive" in caplog.text
     )
+
+
+def test_a_rank_that_does_not_arrive_is_named_and_one_that_is_slow_is_not(signs):
+    signs[2].doing("a step (number 3)")
+    store = HashStore()
+    talks = [Talk(store, life=signs[0], rank=r, size=3, limit_seconds=0.2) for r in (0, 1)]
+    other = threading.Thread(target=talks[1].exchange, args=("",), kwargs={"what": "a save"})
+    signs[0].look = lambda: None  # the middle one shows no sign of life here
+    other.daemon = True
+    other.start()
+    with pytest.raises(RankError, match="waited: rank 2 was in a step") as caught:
+        talks[0].arrive(what="a save")
+    assert caught.value.hint == "every rank calls it at the same point"
+    assert other.is_alive()

@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from forebay.errors import RankError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 __all__ = ["Life"]
 
@@ -194,12 +194,32 @@ class Life:
         silent = [rank for rank, beat in before.items() if self._read("beat", rank) == beat]
         if silent:
             raise self._gone(silent[0], _LOOK_SECONDS)
-        late = {rank: self.doings(rank) for rank in self._others()}
-        late = {rank: doing for rank, doing in late.items() if doing != what}
+        late = [rank for rank in self._others() if self.doings(rank) != what]
         if late:
-            self._store.compare_set(_VERDICT, "", json.dumps({"what": what, "late": late}))
-            self._raise_verdict()
+            self._give_verdict(late, what=what, hint=_EQUAL)
         return RankError(f"the exchange in {what} failed on rank {self._rank}: {error}")
+
+    def late(self, ranks: Sequence[int], *, what: str, hint: str) -> RankError:
+        """These live and have not come to `what` in time: from now on all ranks raise that.
+
+        Args:
+            ranks: Who has not come.
+            what: Where to.
+            hint: What every rank should do.
+        """
+        try:
+            self._give_verdict(ranks, what=what, hint=hint)
+        except RankError as found:
+            self.found()
+            return found
+
+    def _give_verdict(self, late: Sequence[int], *, what: str, hint: str) -> NoReturn:
+        """Raises the first one that a rank has given, which may be another."""
+        doings = {rank: self.doings(rank) for rank in late}
+        verdict = json.dumps({"what": what, "late": doings, "hint": hint})
+        self._store.compare_set(_VERDICT, "", verdict)
+        self._raise_verdict()
+        raise AssertionError(verdict)
 
     def _raise_verdict(self) -> None:
         """Raise what the first rank that waited in vain has found, on all ranks alike.
@@ -214,12 +234,12 @@ class Life:
             raise RankError(
                 f"rank {self._rank} (this one) has come too late to {what}: the others waited for "
                 f"it while it was in {late[self._rank]}, and gave up",
-                hint=_EQUAL + "; or raise forebay.rank_timeout",
+                hint=verdict["hint"] + "; or raise forebay.rank_timeout",
             )
         listed = ", ".join(f"rank {rank} was in {doing}" for rank, doing in late.items())
         raise RankError(
             f"not every rank has come to {what}, where rank {self._rank} waited: {listed}",
-            hint=_EQUAL,
+            hint=verdict["hint"],
         )
 
     def _storeless(self) -> RankError:

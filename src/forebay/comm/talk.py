@@ -2,6 +2,7 @@
 
 For what takes one rank much longer than another, such as loading a model or writing a checkpoint:
 a rank that is gone or has failed is noticed while the others wait; one that is slow is waited for.
+One that does not even begin is not: `arrive` has a limit.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ _FIRST_LOOK_SECONDS: Final = 0.001
 _LOOK_SECONDS: Final = 0.05
 # When one that waits says for whom.
 _TELL_SECONDS: Final = 30.0
+_HINT: Final = "every rank calls it at the same point"
 # How long rank 0, which may keep the store, stays for the others to read.
 _READ_SECONDS: Final = 5.0
 
@@ -39,10 +41,14 @@ class Talk:
         life: Knows whether the others are there.
         rank: This rank.
         size: Number of ranks.
+        limit_seconds: How long the others may take to `arrive`.
     """
 
-    def __init__(self, store: Any, *, life: Life, rank: int, size: int) -> None:
+    def __init__(
+        self, store: Any, *, life: Life, rank: int, size: int, limit_seconds: float = math.inf
+    ) -> None:
         self._store = store
+        self._limit_seconds = limit_seconds
         self._life = life
         self.rank = rank
         self.size = size
@@ -58,18 +64,32 @@ class Talk:
         Raises:
             RankError: A rank is gone or has failed.
         """
+        return self._explained(text, what, math.inf)
+
+    def arrive(self, *, what: str) -> None:
+        """Wait until all have come to what they do together; the first of its exchanges.
+
+        Args:
+            what: What the ranks do, for messages.
+
+        Raises:
+            RankError: A rank is gone, has failed, or has not come within the limit.
+        """
+        self._explained("", what, self._limit_seconds)
+
+    def _explained(self, text: str, what: str, limit: float) -> list[str]:
         try:
-            return self._exchange(text, what)
+            return self._exchange(text, what, limit)
         except RankError:
             raise
         except RuntimeError as error:  # the store's own
             raise self._life.explain(error, what=what) from error
 
-    def _exchange(self, text: str, what: str) -> list[str]:
+    def _exchange(self, text: str, what: str, limit: float) -> list[str]:
         self._count += 1
         self._store.set(f"{self._count}/{self.rank}", text)
         keys = self._keys(self._count)
-        self._await(keys, what)
+        self._await(keys, what, limit)
         texts = [bytes(self._store.get(key)).decode() for key in keys]
         self._store.add(f"{self._count}/read", 1)
         if self.rank == 0:
@@ -77,9 +97,9 @@ class Talk:
             self._forget(self._count - 1)
         return texts
 
-    def _await(self, keys: list[str], what: str) -> None:
-        pause = _FIRST_LOOK_SECONDS
-        tells_at = time.monotonic() + _TELL_SECONDS
+    def _await(self, keys: list[str], what: str, limit: float) -> None:
+        pause, began = _FIRST_LOOK_SECONDS, time.monotonic()
+        tells_at, gives_up_at = began + _TELL_SECONDS, began + limit
         while not self._store.check(keys):
             time.sleep(pause)
             pause = min(2 * pause, _LOOK_SECONDS)
@@ -91,13 +111,15 @@ class Talk:
                     return
                 self._life.found()
                 raise
+            if time.monotonic() > gives_up_at and (absent := self._absent(keys)):
+                raise self._life.late(absent, what=what, hint=_HINT)
             if time.monotonic() > tells_at:
                 tells_at = math.inf
                 self._tell(keys, what)
 
     def _tell(self, keys: list[str], what: str) -> None:
         """No time limit does not mean no word: one of them may never come."""
-        absent = [rank for rank, key in enumerate(keys) if not self._store.check([key])]
+        absent = self._absent(keys)
         if absent:
             _log.warning(
                 "rank %d has waited %.0f s in %s, and goes on waiting, for %s; every rank comes to "
@@ -107,6 +129,9 @@ class Talk:
                 what,
                 ", ".join(f"rank {rank} (alive, in {self._life.doings(rank)})" for rank in absent),
             )
+
+    def _absent(self, keys: list[str]) -> list[int]:
+        return [rank for rank, key in enumerate(keys) if not self._store.check([key])]
 
     def _keys(self, count: int) -> list[str]:
         return [f"{count}/{rank}" for rank in range(self.size)]

@@ -54,6 +54,15 @@ class Together:
         """Whether this is rank 0, which does what only one of them does."""
         return self.rank == 0
 
+    def arrive(self, *, what: str) -> None:
+        """Wait until all ranks have begun the same, no longer than for a pass.
+
+        Raises:
+            RankError: A rank has not come, or is gone.
+        """
+        if self._talk is not None:
+            self._talk.arrive(what=what)
+
     def tell(self, text: str, *, what: str) -> list[str]:
         """Every rank's text, by rank."""
         return [text] if self._talk is None else self._talk.exchange(text, what=what)

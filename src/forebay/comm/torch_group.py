@@ -171,7 +171,13 @@ class TorchGroup:
         """See `Group`."""
         if name not in self._talks:
             store = c10d.PrefixStore(f"talk/{name}", self._store)
-            self._talks[name] = Talk(store, life=self._life, rank=self.rank, size=self.size)
+            self._talks[name] = Talk(
+                store,
+                life=self._life,
+                rank=self.rank,
+                size=self.size,
+                limit_seconds=self._limit,
+            )
         return self._talks[name]
 
     def check(self) -> None:

@@ -93,10 +93,13 @@ class CheckpointSaver:
             CheckpointError: It cannot be saved, or the one before could not; earlier checkpoints
                 are as they were.
             EngineClosedError: The engine failed; its state must not be saved.
+            RankError: A rank is gone, or has not come to save too.
         """
         self.wait()
         began = time.monotonic()
         what = f"saving checkpoint {request.tag}"
+        # Those before it have ended on all ranks alike.
+        self._together.arrive(what=what)
         snapshot = self._together.run(partial(self._prepare, request, run), what=what)
         own = sum(source.spec.nbytes for source in snapshot.sources)
         nbytes = self._agree(request, run, own)

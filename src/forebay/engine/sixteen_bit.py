@@ -41,6 +41,7 @@ def save_sixteen_bit(engine: Engine, path: Path, *, excludes_frozen: bool) -> No
 
     Raises:
         CheckpointError: The name is of another format, or the file cannot be written.
+        RankError: A rank is gone, or has not come to save too.
     """
     if path.suffix != ".safetensors":
         raise CheckpointError(
@@ -48,6 +49,7 @@ def save_sixteen_bit(engine: Engine, path: Path, *, excludes_frozen: bool) -> No
             hint="save_16bit_model(save_dir, 'model.safetensors')",
         )
     together = Together.of(engine.options.group, "weights", otherwise=CheckpointError)
+    together.arrive(what=f"saving {path}")
     engine.settle_masters()
     gathers = Gathers(engine)
     sources = [_weight(record, gathers) for record in engine.collector.records]
