@@ -54,6 +54,7 @@ def test_a_run_with_all_in_files_is_the_run_without(tmp_path, capsys):
     [
         ("gone", "nvme_path names gone, which does not exist"),
         ("file", "nvme_path names file, which is a file"),
+        (["one", "./one/../one"], "nvme_path names one and one/../one, which are one folder"),
         (["gone", "gone"], "nvme_path names gone 2 times: a striped set has each folder once"),
     ],
     ids=str,
@@ -63,6 +64,7 @@ def test_a_path_that_is_no_folder_is_a_wrong_configuration(
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
+    (tmp_path / "one").mkdir()
     zero = {"stage": 2, "offload_optimizer": {"device": "nvme", "nvme_path": path}}
     ran = _train(tmp_path, capsys, "run", zero=zero)
     error, hint = ran.refusal()

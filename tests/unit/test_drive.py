@@ -7,16 +7,19 @@ from pathlib import Path
 
 import pytest
 
+from forebay import native
 from forebay.bench.nvme import NvmeBench, NvmeSpec, bench_nvme
 from forebay.bench.nvme_step import NvmeStepBench, NvmeStepSpec
 from forebay.bench.peers import _deepspeed_config
 from forebay.bench.spec import StepSpec
 from forebay.cli.main import main
+from forebay.engine.file_space import FileSpace, NvmeOptions
 from forebay.errors import ConfigError, StorageError
 from forebay.hardware.storage import Storage, storage_of
 from forebay.links.direct_storage import DirectStorage
 from forebay.probe.drive import Moved
 from forebay.probe.folder import DriveProbe, Setting, probe_drive
+from forebay.tiers.ledger import Ledger
 
 MIB = 1 << 20
 
@@ -130,7 +133,26 @@ def test_the_command_prints_a_table_and_the_section(tmp_path, capsys):
     assert set(section["aio"]) >= {"block_size", "queue_depth", "single_submit", "overlap_events"}
     assert "measuring: 16 of 16" in err
     assert main(["probe", "nvme"]) == 2
+    assert main(["probe", "nvme", str(tmp_path), "--most", "100TiB"]) == 1
+    assert "hint: lower --most" in capsys.readouterr().err
     assert main(["probe", "disk", str(tmp_path)]) == 2
+
+
+@pytest.mark.parametrize("verb", ["probe nvme", "probe --drive", "bench nvme --folder"])
+@pytest.mark.parametrize("name", ["gone", "file"])
+def test_a_folder_that_is_none_is_typed_wrongly(verb, name, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    assert main([*verb.split(), str(tmp_path / name)]) == 2
+    assert name in capsys.readouterr().err.splitlines()[0]
+
+
+def test_state_that_goes_to_memory_is_told(caplog):
+    if storage_of(Path("/dev/shm")).kind != "tmpfs":
+        pytest.skip("no tmpfs here")
+    FileSpace(
+        NvmeOptions(paths=(Path("/dev/shm"),)), nbytes=4096, ledger=Ledger(), core=native.core()
+    ).close()
+    assert "state goes to /dev/shm: tmpfs is host memory: state there saves none" in caplog.text
 
 
 def test_the_queue_is_timed_beside_a_loop_or_fio(tmp_path, monkeypatch):

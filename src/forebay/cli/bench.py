@@ -16,6 +16,7 @@ from forebay.cli.bench_options import (
     Device,
     DeviceBudget,
     Elements,
+    Folder,
     Json,
     Limit,
     Micro,
@@ -238,7 +239,7 @@ def adam(
 @bench.command(name="checkpoint")
 def checkpoint(  # noqa: PLR0913 - one parameter an option
     *,
-    folder: Annotated[Path, typer.Option(help="Where to write: on the disk to measure.")] = Path(),
+    folder: Folder = Path(),
     millions: Annotated[
         int, typer.Option(help="Parameters, in millions; 12 bytes each.", min=4)
     ] = 64,

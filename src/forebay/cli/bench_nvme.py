@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from forebay.cli.bench_options import Device, Json, Micro, Output, Repeats, Sequence, Size
+from forebay.cli.bench_options import Device, Folder, Json, Micro, Output, Repeats, Sequence, Size
 from forebay.cli.bench_words import bytes_of, device_of, give, progress
 
 __all__ = ["nvme", "nvme_step"]
@@ -15,7 +15,7 @@ __all__ = ["nvme", "nvme_step"]
 
 def nvme(  # noqa: PLR0913 - one parameter an option
     *,
-    folder: Annotated[Path, typer.Option(help="Where: on the drive to measure.")] = Path(),
+    folder: Folder = Path(),
     size: Annotated[str, typer.Option(help="Of each read and write, as 1GiB.")] = "1GiB",
     block: Annotated[str, typer.Option(help="Of one request, as 1MiB.")] = "1MiB",
     depth: Annotated[int, typer.Option(help="Requests in flight.", min=1)] = 8,
@@ -46,7 +46,7 @@ def nvme(  # noqa: PLR0913 - one parameter an option
 
 def nvme_step(  # noqa: PLR0913 - one parameter an option
     *,
-    folder: Annotated[Path, typer.Option(help="Where: on the drive to measure.")] = Path(),
+    folder: Folder = Path(),
     size: Size = "1b",
     micro_batch: Micro = 8,
     sequence: Sequence = 2048,

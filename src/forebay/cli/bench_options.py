@@ -15,6 +15,7 @@ __all__ = [
     "Device",
     "DeviceBudget",
     "Elements",
+    "Folder",
     "Json",
     "Limit",
     "Micro",
@@ -33,6 +34,9 @@ __all__ = [
 
 Output = Annotated[
     Path | None, typer.Option(help="Folder for the table and its raw numbers. Default: none.")
+]
+Folder = Annotated[
+    Path, typer.Option(help="Where: on the drive to measure.", exists=True, file_okay=False)
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print raw numbers instead of the table.")]
 _WHO = (

@@ -23,7 +23,9 @@ _Quick = Annotated[
 ]
 _Drive = Annotated[
     Path | None,
-    typer.Option(help="Folder on a local drive for state; measured too.", file_okay=False),
+    typer.Option(
+        help="Folder on a local drive for state; measured too.", exists=True, file_okay=False
+    ),
 ]
 _Json = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
 _What = Annotated[
@@ -31,7 +33,10 @@ _What = Annotated[
     typer.Argument(metavar="[nvme", help="nvme: measure a folder instead of the machine."),
 ]
 _Path = Annotated[
-    Path | None, typer.Argument(metavar="PATH]", help="That folder, on a local drive.")
+    Path | None,
+    typer.Argument(
+        metavar="PATH]", help="That folder, on a local drive.", exists=True, file_okay=False
+    ),
 ]
 _Most = Annotated[
     str, typer.Option("--most", help="What may be written to the folder in all, as 4GiB.")

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from forebay.engine.file_space import NvmeOptions, WeightBuffers
+from forebay.engine.offload_files import refuse_a_folder_twice
 from forebay.errors import ConfigError
 from forebay.links.direct_storage import DirectStorage
 from forebay.links.host_nvme import FileAccess
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["nvme_options", "refuse_missing_folders"]
 
 
+_KEY: Final = "config key zero_optimization.offload_optimizer.nvme_path"
 _UNWANTED: Final = DirectStorage(library=None, reason="aio.use_gds is false")
 
 
@@ -25,8 +27,10 @@ def nvme_options(config: ResolvedConfig) -> NvmeOptions | None:
     spec = config.zero.nvme
     if spec is None:
         return None
+    paths = tuple(Path(path) for path in spec.paths)
+    refuse_a_folder_twice(paths, key=_KEY)
     return NvmeOptions(
-        paths=tuple(Path(path) for path in spec.paths),
+        paths=paths,
         access=FileAccess(
             block_bytes=spec.aio.block_bytes,
             queue_depth=spec.aio.queue_depth,
@@ -58,14 +62,15 @@ def refuse_missing_folders(config: ResolvedConfig) -> None:
     """Refuse a configuration whose folders for files are not there, before anything is loaded.
 
     Raises:
-        ConfigError: With the folder.
+        ConfigError: With the folder; also where two of them are one.
     """
     spec = config.zero.nvme
-    for path in () if spec is None else map(Path, spec.paths):
+    paths = () if spec is None else tuple(map(Path, spec.paths))
+    refuse_a_folder_twice(paths, key=_KEY)
+    for path in paths:
         if not path.is_dir():
             what = "is a file" if path.exists() else "does not exist"
             raise ConfigError(
-                f"config key zero_optimization.offload_optimizer.nvme_path names {path}, which "
-                f"{what}",
+                f"{_KEY} names {path}, which {what}",
                 hint=f"mkdir -p {path}, on a local drive",
             )

@@ -10,6 +10,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from forebay.hardware.storage import storage_of
 from forebay.links.host_nvme import FileAccess, FileLink
 from forebay.plan.memory import SCRATCH_BYTES
 from forebay.tiers.host import HostArena
@@ -114,6 +115,9 @@ class FileSpace:
             core=core,
             also_open=direct.open if direct is not None and opens else None,
         )
+        for path in options.paths:
+            for fault in storage_of(path).faults():
+                _log.warning("state goes to %s: %s", path, fault)
         self.direct: DirectFile | None = next(iter(self._store.also_opened), None)
         if direct is not None:
             reason = direct.reason if len(options.paths) == 1 else "several folders are one set"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from forebay.errors import ConfigError
 from forebay.links.host_nvme import FileAccess
 from forebay.tiers.nvme import ALIGNMENT_BYTES
 
-__all__ = ["Folders", "nvme_options"]
+__all__ = ["Folders", "nvme_options", "refuse_a_folder_twice"]
 
 Folders = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -52,16 +53,34 @@ def nvme_options(paths: Folders | None, *, aio: Mapping[str, Any] | None) -> Nvm
             hint='nvme_path="/folder/on/a/local/drive"',
         )
     found = [Path(one) for one in given]
-    for one in found:
-        if found.count(one) > 1:
-            raise ConfigError(
-                f"nvme_path names {one} {found.count(one)} times: a striped set has each folder "
-                "once",
-                hint="several drives make it faster, one drive twice does not",
-            )
+    refuse_a_folder_twice(found, key="nvme_path")
     if not found:
         raise ConfigError("nvme_path is an empty list", hint="nvme_path=None keeps state in memory")
     return NvmeOptions(paths=tuple(found), access=_access(aio or {}))
+
+
+def refuse_a_folder_twice(paths: Sequence[Path], *, key: str) -> None:
+    """Refuse a striped set whose folders are not different ones, however they are written.
+
+    Raises:
+        ConfigError: With both ways to write it.
+    """
+    known: dict[object, Path] = {}
+    for path in paths:
+        here: object = path
+        with contextlib.suppress(OSError):
+            found = path.stat()
+            here = (found.st_dev, found.st_ino)
+        other = known.get(here)
+        if other is not None:
+            what = f"{path} {paths.count(path)} times"
+            if other != path:
+                what = f"{other} and {path}, which are one folder"
+            raise ConfigError(
+                f"{key} names {what}: a striped set has each folder once",
+                hint="several drives make it faster, one drive twice does not",
+            )
+        known[here] = path
 
 
 def _access(aio: Mapping[str, Any]) -> FileAccess:

@@ -33,6 +33,16 @@ class Storage:
 
     def warnings(self) -> list[str]:
         """What makes this a bad place for training state, one sentence each."""
+        found = self.faults()
+        if self.is_rotating:
+            found.append(
+                f"{self.source} says that it rotates: a disk reaches a twentieth of a drive's "
+                "bandwidth (virtual disks say so too, and may be fast: measure)"
+            )
+        return found
+
+    def faults(self) -> list[str]:
+        """Why this is no local drive, one sentence each."""
         found = []
         if self.kind in _MEMORY:
             found.append(f"{self.kind} is host memory: state there saves none")
@@ -44,11 +54,6 @@ class Storage:
         if self.kind in {"overlay", "aufs"}:
             found.append(
                 f"{self.kind} is a container's own layer: mount a folder of a local drive instead"
-            )
-        if self.is_rotating:
-            found.append(
-                f"{self.source} says that it rotates: a disk reaches a twentieth of a drive's "
-                "bandwidth (virtual disks say so too, and may be fast: measure)"
             )
         return found
 

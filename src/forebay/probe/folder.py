@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from forebay import native
 from forebay.accelerators.select import default_device
-from forebay.errors import ConfigError
+from forebay.errors import ConfigError, StorageError
 from forebay.hardware.rates import Drives
 from forebay.hardware.storage import Storage, storage_of
 from forebay.links.direct_storage import DirectStorage, find_direct_storage
@@ -141,6 +141,12 @@ def probe_drive(
         raise ConfigError(
             f"{format_bytes(most_bytes)} are too few for {len(combinations)} settings",
             hint=f"allow {format_bytes(8 * _MIB * (len(combinations) + 1))} or more",
+        )
+    if path.is_dir() and storage_of(path).free_bytes < share:
+        raise StorageError(
+            f"the measurement takes {format_bytes(share)} in {path}, which has "
+            f"{format_bytes(storage_of(path).free_bytes)} left",
+            hint="lower --most: a seventeenth of it is there at a time",
         )
     drive = Drive(path, nbytes=share, core=native.core())
     written, settings, backend = 0, [], ""
