@@ -147,6 +147,16 @@ def test_branches_that_some_steps_take(mode):
     assert_same_bits(expected, train(with_settings(recipe, MODES[mode]), _branches))
 
 
+@pytest.mark.parametrize("mode", ["plain", "odd_overlap"])
+@pytest.mark.parametrize("master", SixteenBitMaster)
+def test_readers_of_state_between_steps_change_nothing(master, mode):
+    """They send columns' state home, of parameters too that the next step leaves out."""
+    recipe = Recipe(dtype=torch.bfloat16, steps=25)
+    expected = oracle(recipe, MODES[mode], _branches)
+    chosen = with_settings(recipe, MODES[mode], bf16_master=master)
+    assert_same_bits(expected, train(chosen, _branches, after=lambda optimizer: optimizer.state))
+
+
 def _linear(master):
     torch.manual_seed(0)
     model = nn.Linear(8, 8, bias=False, dtype=torch.bfloat16)

@@ -97,8 +97,8 @@ def loss_of(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return (model(x).float() - 1.0).pow(2).mean()
 
 
-def train(recipe: Recipe, build=small_model) -> Trained:
-    """Train on data that depends on the step alone."""
+def train(recipe: Recipe, build=small_model, *, after=None) -> Trained:
+    """Train on data that depends on the step alone; `after(optimizer)` is called after each."""
     model = build(recipe.dtype)
     source = optimizer_for(model)
     options = replace(recipe.options, device=recipe.device, clip_norm=recipe.clip)
@@ -119,6 +119,8 @@ def train(recipe: Recipe, build=small_model) -> Trained:
         optimizer.zero_grad()
         norms.append(optimizer.last_grad_norm)
         recipe.schedule(optimizer.param_groups)
+        if after is not None:
+            after(optimizer)
     records = optimizer.engine.collector.records
     optimizer.synchronize()
     traffic = {lane.value: count for lane, count in optimizer.engine.traffic.items()}

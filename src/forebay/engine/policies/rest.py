@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from forebay.engine.gradients import follow
+from forebay.links.lanes import wait
 from forebay.model.layout import ITEM_BYTES, SUM_ITEM_BYTES
+from forebay.optim.rule import float32
 from forebay.plan.placement import MasterLayout
 from forebay.tiers.host import HostArena
 from forebay.tiers.ledger import Role
@@ -98,6 +100,19 @@ class GatheredRest:
                 part.ticket = lanes.hold(ticket)
         for record in records:
             self.counts[record.index] = self.counts.get(record.index, 0) + 1
+
+    def take_means(self, records: Sequence[ParamRecord]) -> None:
+        """Let sums of different numbers of gradients be means, where one pass must take them all.
+
+        Whole masters' new weights are written over the sums of a piece in ascending order, so that
+        a pass for each number would overwrite what the next one reads. Waits for what gathers.
+        """
+        if self._part.master is not MasterLayout.WHOLE or len(set(self.counts.values())) < 2:
+            return
+        wait(self._part.ticket, "gathering gradients")
+        for record in records:
+            self.sums(record).mul_(float32(1.0 / self.counts[record.index]))
+            self.counts[record.index] = 1
 
     def turn_over(self, ticket: Any) -> None:
         """An update uses the sums: gather in the next buffer, which may be the same.

@@ -219,16 +219,18 @@ class ZenFlowUpdates(UpdatePolicy):
         for part, records in zip(unit.parts, unit.records_of_part, strict=True):
             rest = self._rest[part]
             running.used.append(rest.arena)
-            due = [record for record in records if record.index in rest.counts]
-            if not due:
+            if not (due := [record for record in records if record.index in rest.counts]):
                 running.tickets.append(None)
                 continue
+            # it runs over important columns too: their state must be here, not there
+            self._important[part].bring(due)
+            rest.take_means(due)
             hypers = self._parts.terms.capture(due, norm=0.0, ahead=0)
             gathered, ticket = part.ticket, None
             with part.gradient_in(rest.arena):
                 for count in sorted(set(rest.counts.values())):
-                    of = {r.index: hypers.hyper_of[r.index] for r in due}
-                    of = {index: at for index, at in of.items() if rest.counts[index] == count}
+                    chosen = [r.index for r in due if rest.counts[r.index] == count]
+                    of = {index: hypers.hyper_of[index] for index in chosen}
                     mean = UpdateOrder(hypers.hypers, of, float32(1.0 / count))
                     ticket = self._executor.update_part(part, records, mean)
             if self._settings.overlaps:
@@ -255,8 +257,10 @@ class ZenFlowUpdates(UpdatePolicy):
     def _publish(self, unit: Unit, running: RunningRest) -> None:
         arenas = dict(zip(unit.parts, running.used, strict=True))
         before = [part.ticket for part in unit.parts]
-        for part in unit.parts:
+        for part, records in zip(unit.parts, unit.records_of_part, strict=True):
             part.await_readers()
+            # A reader has sent them home since: their weights are to be shown over what comes.
+            self._important[part].bring([r for r in records if r.index in running.changed])
         with contextlib.ExitStack() as stack:
             for part, used in arenas.items():
                 stack.enter_context(part.gradient_in(used))
@@ -266,11 +270,10 @@ class ZenFlowUpdates(UpdatePolicy):
                 self._rest[part].follow(arenas[part], part.ticket)
                 # the publication followed the update alone, which may be older than what gathers
                 part.ticket = self._lanes.hold(self._lanes.join([earlier, part.ticket]))
-        arrivals = self._executor.publisher.arrivals.pop(unit.index, [])
-        for ticket in arrivals:
-            self._lanes.accelerator.wait_for(ticket)
-        if arrivals:  # else whoever makes the unit ready
-            self._show(unit)
+        if arrivals := self._executor.publisher.arrivals.pop(unit.index, []):
+            for ticket in arrivals:
+                self._lanes.accelerator.wait_for(ticket)
+            self._show(unit)  # else whoever makes the unit ready does
 
     def _tell_ranks(self, units: Sequence[Unit], changed: dict[int, set[int]]) -> None:
         """Bring new weights to all ranks; in the program's order, as every rank does."""
@@ -296,8 +299,7 @@ class ZenFlowUpdates(UpdatePolicy):
 
     def plain_state(self) -> dict[str, Any] | None:
         """See `UpdatePolicy`."""
-        names = {r.index: r.label for unit in self._parts.units for r in unit.records}
-        return self._counts.plain(names)
+        return self._counts.plain({r.index: r.label for u in self._parts.units for r in u.records})
 
     def gathered(self, record: ParamRecord) -> Callable[[TensorSpec], Source] | None:
         """See `UpdatePolicy`: of parameters whose columns are chosen."""
