@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import pytest
 import torch
 from torch import distributed, nn
 
@@ -39,9 +40,18 @@ def build_and_fit(how: str) -> list[str]:
     return [plain, _fit(model, settings)]
 
 
-def write_on_one_rank() -> bool:
-    """Rank 1 alone knows the values, inside Init and after it."""
+def write_on_one_rank(backends: str) -> bool:
+    """Rank 1 alone knows the values, inside Init and after it; `backends` of the script's group."""
     distributed.init_process_group("gloo")
+    default = distributed.group.WORLD
+    if backends == "cuda:nccl":  # a group that takes no tensors on the host
+
+        def _broadcast(*args: Any, group: Any, **how: Any) -> Any:
+            assert group not in (None, default)
+            return given(*args, group=group, **how)
+
+        given, distributed.broadcast = distributed.broadcast, _broadcast
+        distributed.get_backend_config = lambda: backends
     with forebay.zero.Init():
         model = _model()
         _write(model[2].weight)
@@ -69,8 +79,9 @@ def test_they_train_as_models_that_were_whole():
         assert len({weights for both in results for weights in both}) == 1
 
 
-def test_what_one_rank_writes_in_a_window_all_have():
-    assert ranks.run(2, write_on_one_rank) == [True, True]
+@pytest.mark.parametrize("backends", ["cpu:gloo", "cuda:nccl"])
+def test_what_one_rank_writes_in_a_window_all_have(backends):
+    assert ranks.run(2, write_on_one_rank, backends) == [True, True]
 
 
 def test_ranks_that_built_otherwise_are_told_so():

@@ -30,6 +30,8 @@ __all__ = ["Job", "Queue"]
 
 # How often somebody who waits looks whether the other ranks are still there.
 _LOOK_SECONDS = 1.0
+# Beside a step, which waits so once or twice, it is nothing.
+_PAUSE_SECONDS = 5e-5
 
 
 class Job:
@@ -79,8 +81,17 @@ class Job:
         if not self.wait_issued(timeout_s):
             return False
         if self._event is not None:
-            self._event.synchronize()
+            self._await_device(self._event)
         return True
+
+    def _await_device(self, event: torch.cuda.Event) -> None:
+        """Not `synchronize`: a collective on the device whose peer is gone never ends."""
+        looks_at = time.monotonic() + _LOOK_SECONDS
+        while not event.query():
+            time.sleep(_PAUSE_SECONDS)
+            if time.monotonic() >= looks_at:
+                looks_at += _LOOK_SECONDS
+                self._group.check()
 
     def wait_issued(self, timeout_s: float = -1) -> bool:
         """Block until it is over; its device work is then enqueued. See `wait`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
 __all__ = ["count_ranks", "init_distributed", "init_in_time", "join_ranks", "local_device"]
+
+_log = logging.getLogger("forebay")
 
 _LOOK_SECONDS: Final = 0.1
 _JOIN_HINT: Final = (
@@ -79,8 +82,17 @@ def init_distributed(
             timeout=timeout,
         )
         return
+    backend = dist_backend or _backend()
+    if backend == "gloo" and torch.cuda.is_available() and os.environ.get("LOCAL_RANK") == "0":
+        _log.warning(
+            "%s ranks here and %d GPUs in sight: ranks exchange over gloo, through host memory; "
+            "where each has a GPU of its own, call torch.distributed.init_process_group('nccl') "
+            "first",
+            os.environ.get("LOCAL_WORLD_SIZE", "?"),
+            torch.cuda.device_count(),
+        )
     distributed.init_process_group(
-        dist_backend or _backend(),
+        backend,
         init_method=init_method,
         rank=rank,
         world_size=world_size,

@@ -103,8 +103,18 @@ class GatheredParameters(contextlib.AbstractContextManager[None]):
                 if engine is not None:
                     take_from_rank(engine, param, rank=self._modifier)
                 elif distributed.is_available() and distributed.is_initialized():
-                    distributed.broadcast(param.data, src=self._modifier)
+                    self._spread(param.data, self._modifier)
         self._stack.close()
+
+    def _spread(self, value: torch.Tensor, rank: int) -> None:
+        """Give all ranks one's value; before `initialize` it lies on the host."""
+        group = None
+        if value.device.type == "cpu" and "cpu:" not in distributed.get_backend_config():
+            # NCCL knows no tensors on the host; every rank comes here for the same ones.
+            group = distributed.new_group(backend="gloo")
+        distributed.broadcast(value, src=rank, group=group)
+        if group is not None:
+            distributed.destroy_process_group(group)
 
 
 def _frozen_of(module: nn.Module) -> list[tuple[WatchedParameters, nn.Parameter]]:

@@ -7,6 +7,7 @@ any weight is loaded.
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from forebay.config.resolved import Dtype
 
-__all__ = ["ModelSource", "choose_device", "hush_libraries"]
+__all__ = ["ModelSource", "choose_device", "hide_devices", "hush_libraries"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,6 +209,16 @@ def _torch_dtype(dtype: Dtype) -> Any:
     return getattr(torch, dtype)
 
 
+def hide_devices(name: str) -> None:
+    """Let torch see no CUDA device where the processor is asked for, before it looks.
+
+    The engine takes the current accelerator, and ranks that have GPUs meet over NCCL. CUDA reads
+    the variable when it is first asked for a device.
+    """
+    if name == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
 def choose_device(name: str) -> Any:
     """Make a device the one that forebay computes on.
 
@@ -220,15 +231,10 @@ def choose_device(name: str) -> Any:
     Raises:
         ConfigError: There is no such device.
     """
-    import os
-
     kind, _, index = name.partition(":")
     if kind not in {"auto", "cpu", "cuda"} or (index and not index.isdigit()):
         raise ConfigError(f'unknown device "{name}"', hint="--device auto, cpu, cuda or cuda:1")
-    if kind == "cpu":
-        # The engine takes the current accelerator. CUDA reads this variable when it is first
-        # asked for a device, which nothing before this line does.
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    hide_devices(name)
     import torch
 
     if kind == "cpu" and torch.cuda.is_available():

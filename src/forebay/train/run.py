@@ -28,7 +28,7 @@ from forebay.plan.workload import Recompute
 from forebay.train.corpus import Corpus, load_corpus, sequence_length
 from forebay.train.forecast import Took, run_record
 from forebay.train.loop import Loop, Silent
-from forebay.train.model import ModelSource, choose_device
+from forebay.train.model import ModelSource, choose_device, hide_devices
 from forebay.train.options import GradientCheckpointing, SaveEvery
 from forebay.train.ranks import TrainRanks
 from forebay.train.records import Summary
@@ -110,6 +110,7 @@ def train(options: TrainOptions, *, console: Console) -> Summary:
         contextlib.ExitStack() as at_end,
     ):
         ranks = TrainRanks.read()
+        hide_devices(options.device)
         together = at_end.enter_context(ranks.joined())
         # What one rank refuses, the others must not wait for.
         plan = together.run(
