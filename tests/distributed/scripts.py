@@ -110,14 +110,17 @@ def passes(extra: int) -> None:
         steps(engine, 2 + (extra if os.environ["RANK"] == "1" else 0))
 
 
-def stays_away() -> None:
-    """Rank 2 does something else for ever, though it is alive."""
+def stays_away() -> tuple[str, float]:
+    """Rank 2 does something else for ever, though it is alive: what is said, and how soon."""
     torch.manual_seed(1)
     engine = forebay.initialize(model=mlp(), config=config())[0]
     steps(engine, 1)
     if os.environ["RANK"] == "2":
         time.sleep(60)
-    steps(engine, 1)
+    began = time.monotonic()
+    with pytest.raises(RankError) as caught:
+        steps(engine, 1)
+    return str(caught.value), time.monotonic() - began
 
 
 def comes_late() -> None:
@@ -293,6 +296,7 @@ def closes_in_a_row() -> list[float]:
         number = torch.tensor([float(count)])
         torch.distributed.all_reduce(number)
         sums.append(float(number))
+    assert len(_world.pg_names) == 1, "groups of closed engines are still there"
     return sums
 
 

@@ -116,14 +116,14 @@ def test_a_late_rank_is_told_that_it_was_late():
 
 @pytest.mark.slow
 def test_a_rank_that_stays_away_is_named_within_30_seconds():
-    began = time.monotonic()
     started = ranks.start(3, scripts.stays_away)
-    results = ranks.collect(started[:2], seconds=45)
+    results = ranks.collect(started[:2], seconds=80)
     started[2][0].kill()
-    assert time.monotonic() - began < 35
-    for kind, message in results:
-        assert kind == "RankError", message
-        assert "rank 2" in message
+    for kind, found in results:
+        assert kind == "ok", found
+        said, seconds = found
+        assert "rank 2" in said
+        assert seconds < 30
 
 
 def test_nothing_is_left_running_behind_a_closed_engine():

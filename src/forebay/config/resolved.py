@@ -229,7 +229,7 @@ class ResolvedConfig:
     keeps_activations_on_host: bool = False
     budgets: BudgetSpec = BudgetSpec()
     synchronous: bool = False
-    rank_timeout: int = 25
+    rank_timeout: int = 24
     profile: str | None = None
     steps_per_print: int | None = None
     wall_clock_breakdown: bool = False

@@ -90,9 +90,9 @@ KEYS: Final[tuple[Key, ...]] = (
     honoured(
         "forebay.rank_timeout",
         POSITIVE,
-        "Seconds that ranks may come later than others to a backward or step; then the run ends "
-        "with an error that names the late ones.",
-        default=25,
+        "Seconds that ranks may come later than others to a backward, step or save; then the run "
+        "ends with an error that names the late ones.",
+        default=24,
     ),
     honoured(
         "forebay.synchronous",
