@@ -55,10 +55,10 @@ def test_one_sentence_then_the_table_then_the_reasons(capsys, model):
 
 
 def test_what_does_not_fit(capsys, tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(LLAMA_405B))
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_405B | {"num_hidden_layers": 12}))
     code, out, _ = _run(capsys, tmp_path, "--machine", "4090")
     assert code == 1
-    assert out.startswith("Training all 406 billion parameters does not fit on this device")
+    assert out.startswith("Training all 42.5 billion parameters does not fit on this device")
     assert "The nearest changes that fit:" in out
 
 

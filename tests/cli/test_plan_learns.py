@@ -11,6 +11,7 @@ from cli.train_inputs import forebay, model_config, text_file
 from forebay.hardware.profile import read_profile
 from forebay.plan.run_record import read_record
 from forebay.plan.setup import Home
+from forebay.plan.tiers import tier_bytes
 from forebay.probe.measuring import Effort, measure
 
 if TYPE_CHECKING:
@@ -53,3 +54,28 @@ def test_a_run_corrects_the_profile_that_it_ran_with(
     after = read_profile(profile)
     assert after.corrections.runs == 1
     assert record.predict(after) == pytest.approx(record.measured.seconds, rel=1e-3)
+
+
+def test_a_plan_divides_state_between_memory_and_drives_as_the_run_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "ds.json"
+    files = {"device": "nvme", "nvme_path": str(tmp_path), "ratio": 1.0}
+    zero = {"stage": 3, "offload_optimizer": files, "offload_param": {"device": "cpu"}}
+    config.write_text(json.dumps({"zero_optimization": zero, "forebay": {"host_budget": "21MiB"}}))
+    model = model_config(
+        tmp_path, hidden_size=128, num_hidden_layers=6, intermediate_size=512, num_attention_heads=4
+    )
+    run = tmp_path / "run"
+    ran = forebay(
+        capsys, "train", "--model", model, "--data", text_file(tmp_path), "--output", run,
+        "--steps", 4, "--sequence-length", 32, "--config", config,
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+    record = read_record(run)
+    assert record.setup.optimizer is Home.NVME
+    planned = tier_bytes(record.shape, record.setup, places=record.places)
+    assert planned.total("host") <= 21 << 20
+    # some of it here, some there, and each side to within the pages that the engine rounds up to
+    assert planned.host["optim_states"] and planned.nvme["optim_states"]
+    assert planned.total("host") == pytest.approx(record.measured.host_bytes, rel=0.03)

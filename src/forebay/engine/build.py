@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from forebay.engine.files import open_files, with_files
+from forebay.engine.files import open_files
 from forebay.engine.options import EngineOptions, SumPlace
 from forebay.engine.part import PartStorage
 from forebay.engine.policies import places_for, policy_for, sums_on_device
@@ -23,6 +23,7 @@ from forebay.hardware.affinity import CoreShare, Topology
 from forebay.model.inspect import OUTSIDE
 from forebay.model.layout import layout_unit
 from forebay.model.origin import origin_of
+from forebay.plan.file_places import with_files
 from forebay.plan.memory import ring_bytes
 from forebay.plan.placement import (
     Accumulation,
@@ -138,7 +139,7 @@ def place(model: InspectedModel, *, options: EngineOptions, device: torch.device
         return placement
     return with_files(
         placement,
-        options.nvme,
+        options.nvme.wants,
         weights=options.weights,
         host_budget=options.own_state_budget,
         device_page_bytes=mmap.PAGESIZE if device.type == "cpu" else 1,

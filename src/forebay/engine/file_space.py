@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from forebay.hardware.storage import storage_of
 from forebay.links.host_nvme import FileAccess, FileLink
+from forebay.plan.file_places import FileWants
 from forebay.plan.memory import SCRATCH_BYTES
 from forebay.tiers.host import HostArena
 from forebay.tiers.ledger import Role
@@ -74,6 +75,19 @@ class NvmeOptions:
     budget: int | None = None
     weights: WeightBuffers = WeightBuffers()
     direct: DirectStorage | None = None
+
+    @property
+    def wants(self) -> FileWants:
+        """What bears on which units are in files."""
+        return FileWants(
+            buffer_count=self.buffer_count,
+            buffer_elements=self.buffer_elements,
+            reads_ahead=self.reads_ahead,
+            writes_behind=self.writes_behind,
+            weight_buffer_count=self.weights.count,
+            weight_elements=self.weights.elements,
+            weights_in_memory_elements=self.weights.in_memory_elements,
+        )
 
 
 class FileSpace:

@@ -1,242 +1,33 @@
-"""Which units keep state and weights in files, through what buffers they come, and who does it.
+"""Opens what keeps state and weights in files, and lets an executor use it.
 
-`engine.file_space` holds the files, `engine.spool` moves state.
+`plan.file_places` says which units' that is, `engine.file_space` holds the files, `engine.spool`
+moves state.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from forebay.engine.file_space import FileSpace
 from forebay.engine.spool import Spool
 from forebay.errors import BudgetError
 from forebay.links.direct_storage import DirectStorage, find_direct_storage
-from forebay.plan.memory import buffer_bytes, forecast, part_bytes
-from forebay.plan.placement import FileBuffers, UpdatePlace, WeightPlace
-from forebay.plan.records import SUM_ELEMENTS, records
+from forebay.plan.memory import forecast
+from forebay.plan.placement import UpdatePlace, WeightPlace
 from forebay.units_of_measure import budget_text, format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     import torch
 
     from forebay.engine.executor import Executor
     from forebay.engine.file_space import NvmeOptions
     from forebay.engine.state_memory import PartMemory
-    from forebay.plan.placement import Placement, UnitPlacement
+    from forebay.plan.placement import Placement
     from forebay.tiers.ledger import Ledger
 
-__all__ = ["connect_files", "open_files", "refuse_more_files", "with_files", "with_least_buffers"]
-
-# 4 Mi elements: 48 MiB of state, long requests for a drive and short against a step.
-_MOST_ELEMENTS = 4 << 20
-# Of a host budget that buffers may take where nobody says their size.
-_SHARE_OF_BUDGET = 8
-# Of the buffers that are asked for, so many let pieces come and go before others hold some; half of
-# them at least, so that the drive has as much to do.
-_LEAST_COMING = 4
-# fp32 master, two moments, and the new weight behind them.
-_BUFFER_ITEM_BYTES = 14
-# At most: weights in fp32.
-_WEIGHT_ITEM_BYTES = 4
-
-
-def with_files(
-    placement: Placement,
-    options: NvmeOptions,
-    *,
-    weights: WeightPlace,
-    host_budget: int | None,
-    device_page_bytes: int,
-) -> Placement:
-    """The placement with what the host budget has no room for in files.
-
-    State of the first units that there is room for stays in memory: a byte of memory saves most as
-    one that never moves, and the next forward needs the first ones first. What is left then holds
-    copies of pieces, which are written but not read. Without a budget all state that is not on the
-    device is in files. Weights that are asked to be in files come before state: a byte of them is
-    read twice and written once in a step.
-
-    Args:
-        placement: Everything in host memory that is not on the device.
-        options: Files and buffers.
-        weights: Where weights are asked to live.
-        host_budget: Bytes that may be placed on the host; None without a bound.
-        device_page_bytes: What each device allocation is rounded up to.
-    """
-    placement = _with_buffers(placement, options, host_budget=host_budget)
-    to_files = weights is WeightPlace.NVME
-    in_files = tuple(
-        unit
-        if unit.update is UpdatePlace.DEVICE
-        else replace(
-            unit,
-            update=UpdatePlace.NVME,
-            weights=WeightPlace.NVME if to_files else unit.weights,
-        )
-        for unit in placement.units
-    )
-    left = None
-    if host_budget is not None:
-        if _host_bytes(placement, device_page_bytes) <= host_budget:
-            return placement
-        most = _with_needed_buffers(replace(placement, units=in_files))
-        left = host_budget - _host_bytes(most, device_page_bytes)
-        if left < 0:
-            placement = _with_small_buffers(placement, options)
-            least = _with_needed_buffers(replace(placement, units=in_files))
-            left = host_budget - _host_bytes(least, device_page_bytes)
-            if left < 0:  # It will be refused; what takes less says how much is needed.
-                return min(least, placement, key=lambda p: _host_bytes(p, device_page_bytes))
-    units, left = _with_weights_in_memory(
-        in_files, placement, elements=options.weights.in_memory_elements, left=left
-    )
-    if left is not None:
-        units = _with_state_in_memory(units, placement, left=left)
-    placement = _with_needed_buffers(replace(placement, units=units))
-    if host_budget is None:
-        return placement
-    return _with_pieces_in_memory(
-        placement, left=host_budget - _host_bytes(placement, device_page_bytes)
-    )
-
-
-def _with_buffers(
-    placement: Placement, options: NvmeOptions, *, host_budget: int | None
-) -> Placement:
-    """The placement with the buffers that are asked for, or a share of the budget for them."""
-    wanted = options.weights
-    coming = max(min(options.buffer_count, _LEAST_COMING), options.buffer_count // 2)
-    return replace(
-        placement,
-        buffers=FileBuffers(
-            count=coming,
-            held=options.buffer_count - coming,
-            piece_elements=_piece_elements(
-                options.buffer_elements,
-                host_budget=host_budget,
-                each_bytes=_BUFFER_ITEM_BYTES * options.buffer_count,
-            ),
-            reads_ahead=options.reads_ahead,
-            writes_behind=options.writes_behind,
-        ),
-        weight_buffers=FileBuffers(
-            count=wanted.count,
-            piece_elements=_piece_elements(
-                wanted.elements,
-                host_budget=host_budget,
-                each_bytes=_WEIGHT_ITEM_BYTES * wanted.count,
-            ),
-        ),
-    )
-
-
-def _with_small_buffers(placement: Placement, options: NvmeOptions) -> Placement:
-    """The least memory that files need: the smallest buffers, but for sizes that are asked for."""
-    state, weights = placement.buffers, placement.weight_buffers
-    if options.buffer_elements is None:
-        state = replace(state, piece_elements=SUM_ELEMENTS)
-    if options.weights.elements is None:
-        weights = replace(weights, piece_elements=SUM_ELEMENTS)
-    return replace(placement, buffers=state, weight_buffers=weights)
-
-
-def with_least_buffers(placement: Placement) -> Placement:
-    """The placement with one smallest buffer for state in files, and one for weights there."""
-    least = FileBuffers(count=1, piece_elements=SUM_ELEMENTS)
-    state = placement.buffers if not _in_files(placement) else least
-    weights = placement.weight_buffers if not _in_files(placement) else least
-    return replace(placement, buffers=state, weight_buffers=weights)
-
-
-def _in_files(placement: Placement) -> bool:
-    return any(unit.update is UpdatePlace.NVME for unit in placement.units)
-
-
-def _with_weights_in_memory(
-    units: Sequence[UnitPlacement], placement: Placement, *, elements: int, left: int | None
-) -> tuple[tuple[UnitPlacement, ...], int | None]:
-    """The first units that there is room for keep weights in memory; what is left then."""
-    found: list[UnitPlacement] = []
-    for unit in units:
-        if unit.weights is WeightPlace.NVME:
-            here = replace(unit, weights=WeightPlace.HOST)
-            size = sum(placement.sharding.state(part).elements for part in unit.layout.parts)
-            extra = _extra_bytes(here, unit, placement)
-            if size <= elements and (left is None or extra <= left):
-                elements -= size
-                left = None if left is None else left - extra
-                found.append(here)
-                continue
-        found.append(unit)
-    return tuple(found), left
-
-
-def _with_state_in_memory(
-    units: Sequence[UnitPlacement], placement: Placement, *, left: int
-) -> tuple[UnitPlacement, ...]:
-    """The first units that there is room for keep their state in memory, and with it weights."""
-    found: list[UnitPlacement] = []
-    for here, there in zip(placement.units, units, strict=True):
-        extra = _extra_bytes(here, there, placement)
-        stays = here.update is UpdatePlace.DEVICE or extra <= left
-        left -= extra if stays else 0
-        found.append(here if stays else there)
-    return tuple(found)
-
-
-def _with_needed_buffers(placement: Placement) -> Placement:
-    """No more buffers than there are pieces in files."""
-    pieces = sum(
-        len(records(n, piece_elements=placement.buffers.piece_elements))
-        for unit in placement.units
-        for n in (placement.sharding.state(part).elements for part in unit.layout.parts)
-        if unit.update is UpdatePlace.NVME
-    )
-    count = max(1, min(placement.buffers.count, pieces))
-    held = min(placement.buffers.held, max(0, pieces - count))
-    return replace(placement, buffers=replace(placement.buffers, count=count, held=held))
-
-
-def _with_pieces_in_memory(placement: Placement, *, left: int) -> Placement:
-    """What is left has no room for a unit: it holds pieces of one, which are then not read."""
-    each, buffers = buffer_bytes(placement), placement.buffers
-    more = left // each if each else 0
-    return _with_needed_buffers(
-        replace(placement, buffers=replace(buffers, held=buffers.held + more))
-    )
-
-
-def _piece_elements(wanted: int | None, *, host_budget: int | None, each_bytes: int) -> int:
-    """Elements of a piece; `each_bytes` is what one element more takes in all buffers."""
-    if wanted is None:
-        wanted = _MOST_ELEMENTS
-        if host_budget is not None:
-            wanted = min(wanted, host_budget // _SHARE_OF_BUDGET // each_bytes)
-    return max(1, wanted // SUM_ELEMENTS) * SUM_ELEMENTS
-
-
-def _host_bytes(placement: Placement, device_page_bytes: int) -> int:
-    sizes = forecast(placement, device_page_bytes=device_page_bytes)
-    return sum(nbytes for (tier, _), nbytes in sizes.items() if tier == "host")
-
-
-def _extra_bytes(here: UnitPlacement, there: UnitPlacement, placement: Placement) -> int:
-    """What a unit takes more of host memory where its state stays there."""
-
-    def total(unit: UnitPlacement) -> int:
-        return sum(
-            nbytes
-            for part in unit.layout.parts
-            for (tier, _), nbytes in part_bytes(
-                part, placement=placement, update=unit.update, weights=unit.weights
-            ).items()
-            if tier == "host"
-        )
-
-    return total(here) - total(there)
+__all__ = ["connect_files", "open_files", "refuse_more_files"]
 
 
 def refuse_more_files(sizes: Mapping[tuple[str, str], int], *, budget: int | None) -> None:

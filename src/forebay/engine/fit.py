@@ -9,9 +9,10 @@ import mmap
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from forebay.engine.files import refuse_more_files, with_least_buffers
+from forebay.engine.files import refuse_more_files
 from forebay.errors import BudgetError
 from forebay.hardware.limits import HostCeiling, HostLimit, host_ceiling
+from forebay.plan.file_places import with_least_buffers
 from forebay.plan.memory import forecast
 from forebay.plan.placement import Accumulation
 from forebay.units_of_measure import budget_text, format_bytes

@@ -14,15 +14,17 @@ from typing import TYPE_CHECKING
 from forebay.errors import ConfigError
 from forebay.plan.feasible import divided, fits, lack
 from forebay.plan.placement import AccumulationOrder, UpdatePlace
+from forebay.plan.residents import resident_places
 from forebay.plan.setup import FOREBAY, Habits, Home, Setup
 from forebay.plan.step import StepForecast, step_forecast
-from forebay.plan.tiers import Capacity, TierBytes, capacity, tier_bytes
+from forebay.plan.tiers import Capacity, TierBytes, capacity, in_engine, tier_bytes
 from forebay.plan.ways import setups
 from forebay.units_of_measure import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from forebay.plan.feasible import Divided
     from forebay.plan.ways import Question, Way
 
 
@@ -30,6 +32,12 @@ __all__ = ["Candidate", "Choice", "Verdict", "choose", "evaluate"]
 
 # A setup that is later in the order must save this share of a step.
 _CLEARLY = 0.05
+# Of a device, for state that stays there: it cannot make room when activations are larger than
+# foretold, as state that visits does.
+_RESIDENT_SHARE = 0.9
+# A step this much longer than its computation has something to gain; less than this is no gain.
+_HIDDEN = 1.02
+_GAIN = 0.01
 
 
 class Verdict(Enum):
@@ -111,10 +119,10 @@ def evaluate(question: Question, setup: Setup) -> Candidate:
             verdict=Verdict.TOO_LARGE,
             reason="",
         )
-    step = step_forecast(question.shape, found.setup, profile=profile)
+    step = _with_residents(question, found)
     return Candidate(
         setup=found.setup,
-        tiers=_with_visits(question, found.setup, step, found.tiers),
+        tiers=_with_places(question, found.setup, step) or found.tiers,
         step=step,
         short={},
         verdict=Verdict.NOT_NEEDED,
@@ -122,15 +130,32 @@ def evaluate(question: Question, setup: Setup) -> Candidate:
     )
 
 
-def _with_visits(
-    question: Question, setup: Setup, step: StepForecast, tiers: TierBytes
-) -> TierBytes:
-    """What a setup takes with the state that visits, which takes no more than there is."""
-    if UpdatePlace.STREAMED not in step.places:
-        return tiers
+def _with_residents(question: Question, found: Divided) -> StepForecast:
+    """The step, with state that stays on the device where that is faster than any that visits."""
+    setup, profile = found.setup, question.profile
+    step = step_forecast(question.shape, setup, profile=profile)
+    is_bound = step.seconds > _HIDDEN * step.compute_seconds
+    if setup.optimizer is not Home.HOST or not in_engine(setup) or not is_bound:
+        return step
+    if profile.machine.device == "cpu":
+        return step
+    usable = int(_RESIDENT_SHARE * capacity(profile).device)
+    free = usable - found.tiers.total("device")
+    places = resident_places(question.shape, setup, free=free)
+    if UpdatePlace.DEVICE not in places:
+        return step
+    other = step_forecast(question.shape, setup, profile=profile, places=places)
+    is_better = other.seconds < step.seconds * (1 - _GAIN)
+    return other if is_better and _with_places(question, setup, other) else step
+
+
+def _with_places(question: Question, setup: Setup, step: StepForecast) -> TierBytes | None:
+    """What a setup takes with the places that its step has; None where that is more than is."""
+    if all(place is UpdatePlace.HOST for place in step.places):
+        return None
     corrected = question.profile.corrections.activations
     found = tier_bytes(question.shape, setup, corrected=corrected, places=step.places)
-    return found if not fits(found, capacity(question.profile)) else tiers
+    return found if not fits(found, capacity(question.profile)) else None
 
 
 def choose(
@@ -153,7 +178,7 @@ def choose(
     tried = [evaluate(question, setup) for setup in asked]
     fastest = min((one.seconds for one in tried), default=float("inf"))
     best = next((one for one in tried if one.step and _as_fast(one, fastest)), None)
-    judged = tuple(_judged(one, best=best, limits=capacity(question.profile)) for one in tried)
+    judged = tuple(_judged(one, tried=tried, best=best, question=question) for one in tried)
     chosen = next((one for one in judged if one.verdict is Verdict.RECOMMENDED), None)
     return Choice(question=question, capacity=capacity(question.profile), best=chosen, all=judged)
 
@@ -162,8 +187,11 @@ def _as_fast(one: Candidate, fastest: float) -> bool:
     return one.seconds * (1 - _CLEARLY) <= fastest
 
 
-def _judged(one: Candidate, *, best: Candidate | None, limits: Capacity) -> Candidate:
+def _judged(
+    one: Candidate, *, tried: Sequence[Candidate], best: Candidate | None, question: Question
+) -> Candidate:
     if one.short:
+        limits = capacity(question.profile)
         words = ", ".join(
             f"{_TIERS[tier]} would need {format_bytes(getattr(limits, tier) + short)} of "
             f"{format_bytes(getattr(limits, tier))}"
@@ -172,7 +200,9 @@ def _judged(one: Candidate, *, best: Candidate | None, limits: Capacity) -> Cand
         return replace(one, reason=words)
     assert best is not None
     if one is best:
-        return replace(one, verdict=Verdict.RECOMMENDED, reason=_why(one))
+        return replace(one, verdict=Verdict.RECOMMENDED, reason=_why(one, tried))
+    if one.setup.optimizer is Home.NVME and not one.tiers.total("nvme"):
+        return replace(one, reason="fits, and host memory holds all of the state: nothing to move")
     ratio = one.seconds / best.seconds
     if ratio > 1 + _CLEARLY:
         return replace(
@@ -189,10 +219,14 @@ def _judged(one: Candidate, *, best: Candidate | None, limits: Capacity) -> Cand
 _TIERS = {"device": "each device", "host": "each host", "nvme": "each node's drives"}
 
 
-def _why(one: Candidate) -> str:
+def _why(one: Candidate, tried: Sequence[Candidate]) -> str:
+    """Why a candidate is the one: nothing before it fits, or it is clearly faster."""
     setup = one.setup
+    before = [other.seconds for other in tried[: list(tried).index(one)] if other.step]
+    if before:
+        return f"saves {1 - one.seconds / min(before):.0%} of a step against those that move less"
     if setup.optimizer is Home.DEVICE:
-        return "everything fits on the devices, and nothing is faster"
+        return "everything fits on the devices, and nothing is clearly faster"
     if setup.weights is Home.DEVICE:
         return "optimizer state does not fit on the devices, weights and activations do"
     if setup.optimizer is Home.HOST:
@@ -200,4 +234,4 @@ def _why(one: Candidate) -> str:
         if setup.workload.order is AccumulationOrder.LAYER:
             words += "; in layer order they move once an update"
         return words
-    return "host memory is too small for the state; drives hold it"
+    return "host memory is too small for all of the state; drives hold the rest"

@@ -10,6 +10,7 @@ from forebay.plan.compute import model_flops
 from forebay.plan.nearest import nearest_changes
 from forebay.plan.placement import AccumulationOrder, UpdatePlace
 from forebay.plan.ready import not_built, ready_config
+from forebay.plan.residents import host_share
 from forebay.plan.setup import Home
 from forebay.plan.workload import Precision, Recompute
 from forebay.units_of_measure import format_bytes, format_seconds, listed
@@ -37,7 +38,7 @@ _MEANINGS = {
     "lp_grads": "how each weight is to change, from one pass",
     "hp_params": "exact copies of the weights, which the optimizer changes",
     "optim_states": "what the optimizer remembers of each weight",
-    "contiguous_grad_buffer": "gradients of several passes, added up",
+    "contiguous_grad_buffer": "gradients of several passes or devices, added up in 32 bits",
     "activations": "what the way back through the model needs of the way forward",
     "staging": "memory that bytes pass through on their way",
     "visits": "masters and optimizer state that come to the device for an update and go back",
@@ -135,6 +136,11 @@ def _table(choice: Choice, one: Candidate) -> list[str]:
 def _words(one: Candidate) -> Iterator[str]:
     """The table's words, those that it has."""
     yield "  update: one change of all weights, after one or more passes over a batch of texts"
+    yield (
+        "  stage: what devices share out among them instead of each holding all: 1 the optimizer's "
+        "state, 2 gradients too, 3 weights too (on one device they are the same)"
+    )
+    yield "  host: the machine around the devices, with its processor and its memory"
     roles = {role for tier in _TIERS for role in getattr(one.tiers, tier)}
     for role, meaning in _MEANINGS.items():
         if role in roles:
@@ -155,11 +161,37 @@ def _speed(choice: Choice, one: Candidate) -> Iterator[str]:
         f"pass{'es' if work.accumulation > 1 else ''} on {ranks} "
         f"device{'s' if ranks > 1 else ''} = {work.tokens_per_update * ranks:,} tokens."
     )
-    visits = step.places.count(UpdatePlace.STREAMED)
-    if step.places:
+    yield from _whereabouts(choice, one)
+
+
+def _whereabouts(choice: Choice, one: Candidate) -> Iterator[str]:
+    """Where the optimizer's state is when it is not all in one place."""
+    assert one.step is not None
+    places = one.step.places
+    counts = {place: places.count(place) for place in set(places)}
+    resident, visits = counts.get(UpdatePlace.DEVICE, 0), counts.get(UpdatePlace.STREAMED, 0)
+    head = f"The model is cut into {len(places)} units, about one for each layer"
+    if resident:
+        share = 1 - host_share(choice.question.shape, places)
         yield (
-            f"Of {len(step.places)} units {visits} are updated on the device, which their state "
-            "visits for it; the others on the host."
+            f"{head}: the state of the first {resident} ({share:.0%} of it) stays on the device, "
+            "the others are updated on the host."
+        )
+    elif visits:
+        yield (
+            f"{head}: the state of {visits} visits the device for its update, the others are "
+            "updated on the host."
+        )
+    elif places:
+        yield f"{head}: all are updated on the host."
+    sizes = [
+        sum(tier.get(role, 0) for role in ("hp_params", "optim_states"))
+        for tier in (one.tiers.host, one.tiers.nvme)
+    ]
+    if all(sizes):
+        yield (
+            f"Of the optimizer's state {sizes[0] / sum(sizes):.0%} stays in host memory; the rest "
+            "comes from drives for each update and goes back."
         )
 
 
@@ -274,8 +306,11 @@ def config_of(choice: Choice, one: Candidate) -> dict[str, Any]:
     Raises:
         ConfigError: forebay does not run the optimizer.
     """
-    places = one.step.places if one.step and choice.question.names_units else ()
-    return ready_config(one.setup, places=places)
+    places = one.step.places if one.step else ()
+    share = host_share(choice.question.shape, places)
+    if share < 1 or not choice.question.names_units:
+        places = ()
+    return ready_config(one.setup, places=places, host_share=share)
 
 
 def _candidate(one: Candidate) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from forebay.plan.placement import AccumulationOrder
 from forebay.plan.setup import Home
-from forebay.plan.tiers import Capacity, TierBytes, capacity, tier_bytes
+from forebay.plan.tiers import Capacity, TierBytes, capacity, in_engine, tier_bytes
 from forebay.plan.ways import setups
 
 if TYPE_CHECKING:
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from forebay.plan.workload import Workload
 
 __all__ = ["Divided", "divided", "fits", "is_feasible", "lack", "lacking_least", "lacks"]
+
+_MIB = 1 << 20
+# Elements; more than any model has.
+_ALL_WEIGHTS = 10**15
 
 
 def fits(tiers: TierBytes, limits: Capacity, *, shared: Home = Home.DEVICE) -> dict[str, int]:
@@ -61,11 +65,25 @@ def divided(question: Question, setup: Setup) -> Divided:
         tiers = tier_bytes(question.shape, tried, corrected=profile.corrections.activations)
         one = Divided(setup=tried, tiers=tiers, short=fits(tiers, limits, shared=shared))
         if not one.short:
-            return one
+            return _with_memory_used(question, one, left=limits.host - _beside(tiers, shared))
         if found is None or lack(one.short, limits) < lack(found.short, limits):
             found = one
     assert found is not None
     return found
+
+
+def _beside(tiers: TierBytes, shared: Home) -> int:
+    """What of the host's memory is the device's."""
+    return tiers.total("device") if shared is Home.HOST else 0
+
+
+def _with_memory_used(question: Question, one: Divided, *, left: int) -> Divided:
+    """With what host memory has room for in memory, where state is on drives."""
+    if one.setup.optimizer is not Home.NVME or not in_engine(one.setup):
+        return one
+    setup = replace(one.setup, host_budget=left // _MIB * _MIB, weights_in_memory=_ALL_WEIGHTS)
+    corrected = question.profile.corrections.activations
+    return replace(one, setup=setup, tiers=tier_bytes(question.shape, setup, corrected=corrected))
 
 
 def lacking_least(question: Question) -> Divided:

@@ -28,6 +28,8 @@ _MOST_CHANGES = 4
 # Doubling nodes beyond this is no advice; nor is a shorter sequence.
 _MOST_NODES = 4096
 _LEAST_SEQUENCE = 128
+# Twice the nodes that leave more than this share of what is missing do not help.
+_NO_HELP = 0.99
 # A smaller batch is advised beside something else where it leaves at most this share to buy.
 _CLEARLY_LESS = 0.75
 
@@ -172,12 +174,16 @@ def _nodes_words(question: Question) -> str:
 
 
 def _wider(question: Question) -> Question | None:
-    nodes = question.cluster.nodes
+    nodes, before = question.cluster.nodes, float("inf")
     while nodes < _MOST_NODES:
         nodes *= 2
         wider = _with_nodes(question, nodes)
-        if is_feasible(wider):
+        missing = lacks(wider)
+        if not missing:
             return wider
+        if missing > _NO_HELP * before:
+            return None  # what is left is no share of anything
+        before = missing
     return None
 
 

@@ -20,6 +20,7 @@ __all__ = [
     "WEIGHT",
     "Record",
     "RecordForm",
+    "record_count",
     "records",
     "records_bytes",
     "sum_bytes",
@@ -117,6 +118,11 @@ def records(elements: int, *, piece_elements: int, form: RecordForm = STATE) -> 
         found.append(record)
         offset += record.nbytes
     return tuple(found)
+
+
+def record_count(elements: int, *, piece_elements: int) -> int:
+    """How many records a shard has."""
+    return -(-elements // piece_elements)
 
 
 def records_bytes(elements: int, *, piece_elements: int, form: RecordForm = STATE) -> int:

@@ -62,6 +62,7 @@ class RunRecord:
         predicted_seconds: What its profile said; None without one.
         streamed_units: Numbers of the units whose state visited the device; None where nobody
             said, and the best are taken.
+        resident_units: Numbers of the units whose state stayed on the device beside it.
     """
 
     machine: Machine
@@ -70,6 +71,7 @@ class RunRecord:
     measured: Measured
     predicted_seconds: float | None = None
     streamed_units: tuple[int, ...] | None = None
+    resident_units: tuple[int, ...] = ()
 
     def forecast(self, profile: Profile) -> StepForecast:
         """An update by a profile."""
@@ -78,13 +80,20 @@ class RunRecord:
 
     @property
     def places(self) -> tuple[UpdatePlace, ...]:
-        """Where each unit updated, for state on the host; empty where nobody said."""
-        if self.streamed_units is None or self.setup.optimizer is not Home.HOST:
+        """Where each unit updated, for state off the device; empty where nobody said.
+
+        State in files counts as the host's: the host budget says which that is.
+        """
+        if self.streamed_units is None or self.setup.optimizer is Home.DEVICE:
             return ()
-        return tuple(
-            UpdatePlace.STREAMED if index in self.streamed_units else UpdatePlace.HOST
-            for index in range(len(self.shape.unit_elements()))
-        )
+        found = [UpdatePlace.HOST] * len(self.shape.unit_elements())
+        for units, place in (
+            (self.streamed_units, UpdatePlace.STREAMED),
+            (self.resident_units, UpdatePlace.DEVICE),
+        ):
+            for index in units:
+                found[index] = place
+        return tuple(found)
 
     def predict(self, profile: Profile) -> float:
         """Seconds of an update by a profile."""
@@ -104,6 +113,8 @@ class RunRecord:
                 "workload": _plain(asdict(self.setup.workload)),
                 "devices_per_node": self.setup.cluster.devices_per_node,
                 "nodes": self.setup.cluster.nodes,
+                "host_budget": self.setup.host_budget,
+                "weights_in_memory": self.setup.weights_in_memory,
             },
             "predicted": {
                 "seconds": self.predicted_seconds,
@@ -113,6 +124,7 @@ class RunRecord:
             },
             "measured": asdict(self.measured),
             "streamed_units": None if self.streamed_units is None else list(self.streamed_units),
+            "resident_units": list(self.resident_units),
         }
         return json.dumps(values, indent=2) + "\n"
 
@@ -171,10 +183,13 @@ def _record(data: dict[str, Any]) -> RunRecord:
             cluster=Cluster(
                 devices_per_node=int(setup["devices_per_node"]), nodes=int(setup["nodes"])
             ),
+            host_budget=setup.get("host_budget"),
+            weights_in_memory=int(setup.get("weights_in_memory", 0)),
         ),
         measured=Measured(**data["measured"]),
         predicted_seconds=data["predicted"]["seconds"],
         streamed_units=None if units is None else tuple(int(unit) for unit in units),
+        resident_units=tuple(int(unit) for unit in data.get("resident_units", ())),
     )
 
 

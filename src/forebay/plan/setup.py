@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from forebay.plan.placement import AccumulationOrder
 
 if TYPE_CHECKING:
     from forebay.plan.workload import Workload
 
-__all__ = ["FOREBAY", "ONE_DEVICE", "Cluster", "Habits", "Home", "Overlap", "Setup"]
+__all__ = [
+    "CHECKPOINT_BYTES",
+    "FOREBAY",
+    "ONE_DEVICE",
+    "Cluster",
+    "Habits",
+    "Home",
+    "Overlap",
+    "Setup",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +82,9 @@ class Habits:
     tiles: int = 0
 
 
+# What each device's process leaves of a host budget for blocks of a checkpoint, at the most.
+CHECKPOINT_BYTES: Final = 16 << 20
+
 FOREBAY = Habits()
 ONE_DEVICE = Cluster()
 
@@ -88,6 +100,10 @@ class Setup:
         workload: What each device computes.
         cluster: Devices and nodes.
         habits: Whose system.
+        host_budget: With state on drives, bytes of each node's host memory that training may take
+            beside its checkpoints: what fits stays there. None where all of it is on drives.
+        weights_in_memory: With weights on drives, elements of them that each device's process
+            keeps in host memory, as far as the host budget has room.
     """
 
     stage: int
@@ -96,6 +112,8 @@ class Setup:
     workload: Workload
     cluster: Cluster = ONE_DEVICE
     habits: Habits = FOREBAY
+    host_budget: int | None = None
+    weights_in_memory: int = 0
 
     @property
     def ranks(self) -> int:

@@ -8,10 +8,11 @@ dominates the model is predicted too slow.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from forebay.model.layout import ITEM_BYTES
+from forebay.plan.file_turns import FileTurns
 from forebay.plan.fluid import Meeting, Task, run
 from forebay.plan.home_bytes import streamed_bytes
 from forebay.plan.placement import WeightPlace
@@ -131,6 +132,7 @@ class _Interpreter:
         largest = max(streamed, default=0)  # 0 too where all of them are empty
         self._ahead = max(1, placement.pool_bytes // largest - 1) if largest else 1
         self._uses: list[int] = []
+        self._files = FileTurns(program, placement)
         self._homes = [op.index for op in program.ops if op.kind is OpKind.WRITE_BACK]
         self.draft = _Draft()
         self.ends: list[int] = []
@@ -200,6 +202,14 @@ class _Interpreter:
         for op in self._program.at(Trigger(kind, unit)):
             if op.turn is (Turn.EARLIER if last else Turn.LAST):
                 continue
+            if op.kind is OpKind.READ:
+                self._read(op, window, started, nbytes=self._files.ahead_bytes(op))
+                continue
+            read = self._files.read_of(op)
+            if read is not None:
+                agreed = (*started, *self._before(op, window, backward))
+                rest = read.nbytes - self._files.ahead_bytes(read)
+                self._read(read, window, agreed, nbytes=rest)
             before = self._before(op, window, backward)
             task = self._task(op, (*started, *before))
             name = op.kind.value if op.unit is None else f"{op.kind.value} {self._name(op.unit)}"
@@ -210,6 +220,17 @@ class _Interpreter:
             else:
                 index = self.draft.add(task, _shown(op, name))
             self.draft.ops[op.index, window, backward] = index
+
+    def _read(self, op: Op, window: int, after: tuple[int, ...], *, nbytes: float) -> None:
+        """A part of a read of state from files, when there is a buffer for it."""
+        last, ops = self._program.backwards - 1, self.draft.ops
+        frees = self._files.frees(op, window)
+        freed = None if frees is None else ops.get((*frees, last))
+        before = [task for task in (freed, ops.get((op.index, window, last))) if task is not None]
+        part = replace(op, nbytes=round(nbytes))
+        task = self._task(part, (*after, *before))
+        name = f"{op.kind.value} {self._name(op.unit)}" if op.unit is not None else op.kind.value
+        ops[op.index, window, last] = self.draft.add(task, _shown(part, name))
 
     def _before(self, op: Op, window: int, backward: int) -> list[int]:
         """Tasks of an operation's predecessors: of this backward, or of the last that had them."""

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from forebay.model.layout import layout_unit
 from forebay.plan.activations import activations, peak_bytes
 from forebay.plan.device_peak import DevicePeak, device_peak
+from forebay.plan.file_places import FileWants, with_files
 from forebay.plan.memory import forecast
 from forebay.plan.placement import (
     Accumulation,
@@ -177,15 +178,12 @@ def placement_of(
         spec = merged.spec(spec)
     one = UpdatePlace(setup.optimizer.value)
     chosen = places or [one] * len(spec.units)
-    weights = WeightPlace(setup.weights.value)
-    if setup.stage == 3 and setup.ranks > 1 and weights is WeightPlace.DEVICE:
-        weights = WeightPlace.RANKS
     placement = Placement(
         units=tuple(
             UnitPlacement(
                 layout=layout_unit(unit.name, index=i, params=unit.params, world_size=setup.ranks),
                 update=place,
-                weights=weights,
+                weights=_weight_place(setup, place),
             )
             for i, (unit, place) in enumerate(zip(spec.units, chosen, strict=True))
         ),
@@ -195,7 +193,41 @@ def placement_of(
         micro_batches=setup.workload.micro_batches_at_once,
         sharding=Sharding(rank=0, size=setup.ranks, stage=setup.stage),
     )
-    return placement if weights is WeightPlace.DEVICE else with_default_pool(placement)
+    if one is UpdatePlace.NVME:
+        placement = _in_files(setup, placement)
+    if not any(unit.weights is not WeightPlace.DEVICE for unit in placement.units):
+        return placement
+    return with_default_pool(placement)
+
+
+def _weight_place(setup: Setup, update: UpdatePlace) -> WeightPlace:
+    """Units that are updated where they compute have their weights there, or a slice of them."""
+    weights = WeightPlace(setup.weights.value)
+    if update is UpdatePlace.DEVICE:
+        weights = WeightPlace.DEVICE
+    spread = setup.stage == 3 and setup.ranks > 1 and weights is WeightPlace.DEVICE
+    return WeightPlace.RANKS if spread else weights
+
+
+def _in_files(setup: Setup, placement: Placement) -> Placement:
+    """With the state on drives that the host budget has no room for, as the engine would."""
+    budget = setup.host_budget
+    chosen = WeightPlace(setup.weights.value)
+    in_memory = tuple(
+        replace(
+            unit,
+            update=UpdatePlace.HOST if unit.update is UpdatePlace.NVME else unit.update,
+            weights=WeightPlace.HOST if unit.weights is WeightPlace.NVME else unit.weights,
+        )
+        for unit in placement.units
+    )
+    return with_files(
+        replace(placement, units=in_memory),
+        FileWants(weights_in_memory_elements=setup.weights_in_memory),
+        weights=chosen,
+        host_budget=None if budget is None else budget // setup.cluster.devices_per_node,
+        device_page_bytes=1,
+    )
 
 
 def tier_bytes(

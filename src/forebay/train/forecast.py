@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from forebay.accelerators.select import device_name
+from forebay.compat.checkpoints import least_bytes
 from forebay.errors import ConfigError
 from forebay.hardware.profile import Machine, load_profile
 from forebay.plan.model_config import shape_of
@@ -80,6 +81,8 @@ def run_record(
         return None
     ranks = config.batch.world_size
     local = min(ranks, int(os.environ.get("LOCAL_WORLD_SIZE", ranks)))
+    budget = config.budgets.host_bytes
+    files = config.zero.nvme.weights if config.zero.nvme else None
     setup = Setup(
         cluster=Cluster(devices_per_node=local, nodes=ranks // local),
         stage=config.zero.stage,
@@ -93,17 +96,16 @@ def run_record(
             recompute=recompute,
             order=AccumulationOrder(config.batch.order),
         ),
+        host_budget=None if budget is None else budget - local * least_bytes(config),
+        weights_in_memory=files.in_memory_elements if files else 0,
     )
     machine = device_name(device)
     record = RunRecord(
         machine=Machine.read(machine),
         shape=shape,
         setup=setup,
-        streamed_units=tuple(
-            unit.layout.index
-            for unit in took.placement.units
-            if unit.update is UpdatePlace.STREAMED
-        ),
+        streamed_units=_updated(took.placement, UpdatePlace.STREAMED),
+        resident_units=_updated(took.placement, UpdatePlace.DEVICE),
         measured=Measured(
             seconds=statistics.median(steady),
             steps=len(steady),
@@ -116,3 +118,8 @@ def run_record(
         return record
     profile = load_profile(config.profile, device=machine)
     return replace(record, predicted_seconds=record.predict(profile))
+
+
+def _updated(placement: Placement, place: UpdatePlace) -> tuple[int, ...]:
+    """Numbers of the units that were updated in a place."""
+    return tuple(unit.layout.index for unit in placement.units if unit.update is place)
