@@ -15,6 +15,7 @@ from forebay.errors import BudgetError, UnsupportedError
 from forebay.optim.loss_scale import StaticLossScale
 from forebay.plan import UpdatePlace, WeightPlace
 from forebay.plan.memory import forecast
+from forebay.plan.ops import Lane
 from forebay.plan.policies import EXACT
 from forebay.plan.zenflow import ZenFlow
 from forebay.tiers.ledger import Role, Tier
@@ -159,6 +160,8 @@ def test_down_goes_a_step_and_up_an_interval():
     optimizer.synchronize()
     moved = {lane.value: count for lane, count in optimizer.engine.traffic.items() if count}
     assert moved == {"down": 8 * 2 * 256 * 64, "up": 2 * 2 * 256 * 64}
+    planned = optimizer.engine.program.traffic
+    assert moved == {"down": 8 * planned(Lane.DOWN), "up": 8 * planned(Lane.UP)}
     optimizer.close()
 
 

@@ -37,6 +37,10 @@ class OpKind(Enum):
     """Norm, finiteness and presence, once for the whole model and all ranks."""
     UPDATE = "update"
     """Update a unit's masters, moments and weights."""
+    IMPORTANT = "important"
+    """Update a unit's important columns, whose state is on the device."""
+    GATHER_REST = "gather_rest"
+    """Add a unit's landed gradient to what is gathered of its rest until an interval ends."""
     PUBLISH = "publish"
     """Bring a unit's new weights to the device."""
     GATHER = "gather"
@@ -113,6 +117,7 @@ class Op:
         after: Indices of its predecessors.
         after_last: Indices of its predecessors in the window before.
         turn: In which backward of the window.
+        every: Of so many windows it is done in the last one alone.
         index: Its number in the program; the builder gives it.
     """
 
@@ -124,4 +129,5 @@ class Op:
     after: tuple[int, ...] = ()
     after_last: tuple[int, ...] = ()
     turn: Turn = Turn.LAST
+    every: int = 1
     index: int = -1

@@ -24,6 +24,8 @@ from forebay.plan.unit_bytes import (
     weight_file_bytes,
     whole_bytes,
 )
+from forebay.plan.zenflow import ZenFlow
+from forebay.plan.zenflow_ops import zenflow_ops
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,12 +68,7 @@ class Program:
         for op in self.ops:
             started_by.setdefault(op.trigger, []).append(op)
         object.__setattr__(self, "_started_by", started_by)
-        at_step = TriggerKind.STEP
-        updates = tuple(
-            op
-            for op in self.ops
-            if op.unit is not None and (op.trigger.kind is at_step or op.kind in UPDATING)
-        )
+        updates = tuple(op for op in self.ops if op.kind in UPDATING or op.kind is OpKind.STORE)
         object.__setattr__(self, "updates", updates)
         early = any(op.trigger.kind is TriggerKind.GRADIENT for op in updates)
         object.__setattr__(self, "updates_early", early)
@@ -86,9 +83,17 @@ class Program:
         return any(op.kind in UPDATING for op in begun)
 
     def traffic(self, lane: Lane) -> int:
-        """Bytes over a lane per update, when every gradient is present in every backward."""
+        """Bytes over a lane per update, when every gradient is present in every backward.
+
+        Over a whole period where windows differ, divided by its windows.
+        """
         times = {Turn.EVERY: self.backwards, Turn.EARLIER: self.backwards - 1, Turn.LAST: 1}
-        return sum(op.nbytes * times[op.turn] for op in self.ops if op.lane is lane)
+        return sum(op.nbytes * times[op.turn] // op.every for op in self.ops if op.lane is lane)
+
+    @property
+    def period(self) -> int:
+        """Windows after which everything comes again."""
+        return max((op.every for op in self.ops), default=1)
 
 
 class _Builder:
@@ -252,7 +257,12 @@ def build_program(placement: Placement, *, order: Sequence[int]) -> Program:
                 trigger=Trigger(TriggerKind.BACKWARD),
             )
             after = (*after, builder.add(read))
-        if isinstance(placement.policy, Delayed):
+        zenflow = isinstance(placement.policy, ZenFlow)
+        if zenflow and by_index[index].update is UpdatePlace.HOST:
+            first = len(builder.ops)
+            for op in zenflow_ops(by_index[index], placement, after=after, first=first):
+                builder.add(op)
+        elif isinstance(placement.policy, Delayed):
             _delayed_ops(builder, by_index[index], placement, after)
         else:
             _update_ops(builder, by_index[index], placement, after)

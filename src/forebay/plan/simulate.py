@@ -11,10 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from forebay.model.layout import ITEM_BYTES
 from forebay.plan.file_turns import FileTurns
 from forebay.plan.fluid import Meeting, Task, run
 from forebay.plan.home_bytes import streamed_bytes
+from forebay.plan.op_costs import OpCosts
 from forebay.plan.placement import WeightPlace
 from forebay.plan.program import Lane, Op, OpKind, Trigger, TriggerKind, Turn
 from forebay.plan.timeline import Interval, Row, Timeline
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from forebay.plan.fluid import Span
-    from forebay.plan.placement import Placement, Sharding, UnitPlacement
+    from forebay.plan.placement import Placement
     from forebay.plan.program import Program
     from forebay.plan.solve import Rates
 
@@ -31,10 +31,8 @@ __all__ = ["ComputeSeconds", "ScheduledOp", "Simulation", "simulate"]
 
 # The last of these that a unit has makes its new weights ready.
 _RENEWS = (OpKind.UPDATE, OpKind.PUBLISH, OpKind.GATHER)
-# A waited-for weight passes bulk traffic, as in the lanes.
-_BULK = 1 << 30
-# Device memory traffic of an update per parameter: read and write fp32 state, gradient, weight.
-_DEVICE_UPDATE_BYTES = 28
+# Of operations on the device, those that take time on its one stream.
+_ON_STREAM = (OpKind.UPDATE, OpKind.IMPORTANT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,8 +120,7 @@ class _Interpreter:
     ) -> None:
         self._program = program
         self._units = {unit.layout.index: unit for unit in placement.units}
-        self._sharding = placement.sharding
-        self._rates = rates
+        self._costs = OpCosts(placement, rates=rates)
         self._compute = compute.times(placement.micro_batches)
         self._order = tuple(order)
         # How many uses ahead the pool of streamed weights reaches.
@@ -185,7 +182,7 @@ class _Interpreter:
             if op.turn is Turn.EVERY or is_once:
                 before = (*after, *room, *self._before(op, window, backward))
                 name = f"{op.kind.value} {self._name(use.unit)}"
-                index = self.draft.add(self._task(op, before), _shown(op, name))
+                index = self.draft.add(self._costs.task(op, before), _shown(op, name))
                 self.draft.ops[op.index, window, backward] = index
                 found.append(index)
         return tuple(found)
@@ -200,7 +197,7 @@ class _Interpreter:
     ) -> None:
         last = backward == self._program.backwards - 1
         for op in self._program.at(Trigger(kind, unit)):
-            if op.turn is (Turn.EARLIER if last else Turn.LAST):
+            if op.turn is (Turn.EARLIER if last else Turn.LAST) or (window + 1) % op.every:
                 continue
             if op.kind is OpKind.READ:
                 self._read(op, window, started, nbytes=self._files.ahead_bytes(op))
@@ -211,9 +208,9 @@ class _Interpreter:
                 rest = read.nbytes - self._files.ahead_bytes(read)
                 self._read(read, window, agreed, nbytes=rest)
             before = self._before(op, window, backward)
-            task = self._task(op, (*started, *before))
+            task = self._costs.task(op, (*started, *before))
             name = op.kind.value if op.unit is None else f"{op.kind.value} {self._name(op.unit)}"
-            on_stream = op.lane is Lane.COMPUTE and op.kind is OpKind.UPDATE
+            on_stream = op.lane is Lane.COMPUTE and op.kind in _ON_STREAM
             if on_stream:
                 shown = (Row.DEVICE_UPDATE, name, 0)
                 index = self.draft.compute(task.work, task.after, shown)
@@ -228,7 +225,7 @@ class _Interpreter:
         freed = None if frees is None else ops.get((*frees, last))
         before = [task for task in (freed, ops.get((op.index, window, last))) if task is not None]
         part = replace(op, nbytes=round(nbytes))
-        task = self._task(part, (*after, *before))
+        task = self._costs.task(part, (*after, *before))
         name = f"{op.kind.value} {self._name(op.unit)}" if op.unit is not None else op.kind.value
         ops[op.index, window, last] = self.draft.add(task, _shown(part, name))
 
@@ -239,7 +236,7 @@ class _Interpreter:
             done = (self.draft.ops.get((index, window, b)) for b in range(backward, -1, -1))
             found += [task for task in done if task is not None][:1]
         last = self._program.backwards - 1
-        before = (self.draft.ops.get((index, window - 1, last)) for index in op.after_last)
+        before = (self.draft.ops.get((index, window - op.every, last)) for index in op.after_last)
         return found + [task for task in before if task is not None]
 
     def _gone_home(self, window: int) -> list[int]:
@@ -251,53 +248,13 @@ class _Interpreter:
     def _ready(self, window: int, last: int) -> dict[int, int]:
         ready: dict[int, int] = {}
         for op in self._program.ops:
-            if op.unit is None or op.kind not in _RENEWS:
+            done = self.draft.ops.get((op.index, window, last))
+            if op.unit is None or op.kind not in _RENEWS or done is None:
                 continue
             # of a delayed update the next forward sees nothing
             if op.kind is not OpKind.UPDATE or op.unit not in ready:
-                ready[op.unit] = self.draft.ops[op.index, window, last]
+                ready[op.unit] = done
         return ready
-
-    def _task(self, op: Op, after: tuple[int, ...]) -> Task:
-        rates = self._rates
-        links = {
-            Lane.UP: rates.link_up,
-            Lane.DOWN: rates.link_down,
-            Lane.READ: rates.file_read,
-            Lane.WRITE: rates.file_write,
-        }
-        if op.lane in links:
-            urgent = op.kind in (OpKind.PUBLISH, OpKind.LOAD, OpKind.READ_WEIGHTS)
-            return Task(
-                lane=op.lane,
-                work=op.nbytes,
-                rate=links[op.lane],
-                memory=self._memory_per_byte(op),
-                after=after,
-                priority=op.index if urgent else _BULK,
-            )
-        if op.unit is None or (op.lane is Lane.RANKS and not op.nbytes):
-            return Task(lane=None, after=after)
-        if op.lane is Lane.RANKS:
-            seconds = op.nbytes / rates.ranks + rates.collective_seconds
-            return Task(lane=Lane.RANKS, work=seconds, after=after)
-        unit = self._units[op.unit]
-        if op.lane is Lane.HOST:
-            traffic = _host_bytes(unit, op.kind, sharding=self._sharding)
-            rate = rates.update or rates.host_memory
-            return Task(lane=Lane.HOST, work=traffic, rate=rate, memory=1.0, after=after)
-        if op.kind is OpKind.UPDATE:
-            own = sum(self._sharding.state(part).elements for part in unit.layout.parts)
-            seconds = _DEVICE_UPDATE_BYTES * own / rates.device_memory
-            return Task(lane=Lane.COMPUTE, work=seconds, after=after)
-        return Task(lane=None, after=after)
-
-    def _memory_per_byte(self, op: Op) -> float:
-        """A copy writes or reads host memory once; a sum also reads it and updates fp32."""
-        if op.kind is not OpKind.LAND_FOLD or op.unit is None:
-            return 1.0
-        parts = self._units[op.unit].layout.parts
-        return 2.0 + 8.0 / ITEM_BYTES[parts[0].dtype] if parts else 1.0
 
     def _name(self, unit: int) -> str:
         return self._units[unit].layout.name
@@ -313,17 +270,6 @@ def _shown(op: Op, name: str) -> tuple[Row, str, int] | None:
         Lane.RANKS: Row.RANKS,
     }
     return (rows[op.lane], name, op.nbytes) if op.lane in rows else None
-
-
-def _host_bytes(unit: UnitPlacement, kind: OpKind, *, sharding: Sharding) -> float:
-    """Host memory traffic of this rank's update or sum of squares."""
-    total = 0.0
-    for part in unit.layout.parts:
-        item = ITEM_BYTES[part.dtype]
-        per_element = {"bfloat16": 26, "float16": 2 * item + 24, "float32": item + 24}[part.dtype]
-        own = min(part.parameter_elements, sharding.state(part).elements)
-        total += (4 if kind is OpKind.NORM else per_element) * own
-    return total
 
 
 def simulate(
@@ -343,8 +289,12 @@ def simulate(
         rates: Bandwidths.
         compute: Seconds of computation.
         order: Unit indices in the order of the forward.
-        windows: Updates to run; from the second on, forwards wait for updates.
+        windows: Updates to run, at least two periods and one; from the second on, forwards wait for
+            updates.
     """
+    period = program.period
+    if period > 1:
+        windows = max(windows, 2 * period + 1)
     interpreter = _Interpreter(
         program, placement=placement, rates=rates, compute=compute, order=order
     )
@@ -366,7 +316,7 @@ def simulate(
             )
             for (op, window, backward), index in draft.ops.items()
         ),
-        step_seconds=ends[-1] - ends[-2] if len(ends) > 1 else ends[-1],
+        step_seconds=(ends[-1] - ends[-1 - period]) / period if len(ends) > period else ends[-1],
     )
 
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 __all__ = ["ZenFlow"]
 
+_USUAL_INTERVAL = 4
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZenFlow:
@@ -34,11 +36,16 @@ class ZenFlow:
 
     topk_ratio: float = 0.1
     select_every: int | None = None
-    update_every: int | None = 4
+    update_every: int | None = _USUAL_INTERVAL
     auto_ratio: float = 0.99
     warm_up_steps: int = 0
     overlaps: bool = False
     keeps_state_on_host: bool = False
+
+    @property
+    def interval(self) -> int:
+        """Steps from one update of the rest to the next; where gradients decide, a usual number."""
+        return self.update_every or _USUAL_INTERVAL
 
     def warms_up(self, step: int) -> bool:
         """Whether a step updates everything."""
