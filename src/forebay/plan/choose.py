@@ -174,13 +174,22 @@ def choose(
     Raises:
         ConfigError: The profile has no capacities, or no rate for the precision.
     """
-    asked = setups(question, habits=habits, among=among)
-    tried = [evaluate(question, setup) for setup in asked]
+    tried: list[Candidate] = []
+    for setup in setups(question, habits=habits, among=among):
+        # layer order moves less; where computation is all there is, that gains nothing
+        is_layer = setup.workload.order is AccumulationOrder.LAYER
+        if not is_layer or all(_is_bound(one) for one in tried):
+            tried.append(evaluate(question, setup))
     fastest = min((one.seconds for one in tried), default=float("inf"))
     best = next((one for one in tried if one.step and _as_fast(one, fastest)), None)
     judged = tuple(_judged(one, tried=tried, best=best, question=question) for one in tried)
     chosen = next((one for one in judged if one.verdict is Verdict.RECOMMENDED), None)
     return Choice(question=question, capacity=capacity(question.profile), best=chosen, all=judged)
+
+
+def _is_bound(one: Candidate) -> bool:
+    """Whether a step waits for anything but computation, or does not fit."""
+    return one.step is None or one.seconds > _HIDDEN * one.step.compute_seconds
 
 
 def _as_fast(one: Candidate, fastest: float) -> bool:

@@ -69,25 +69,29 @@ class Way(NamedTuple):
 
 
 def candidates(cluster: Cluster, *, drives: bool) -> Iterator[Way]:
-    """What is tried, in the order of choice."""
+    """What is tried, in the order of choice.
+
+    Layer order follows the usual one where weights come and go: over links, or between ranks.
+    """
     several = cluster.devices > 1
-    layer = AccumulationOrder.LAYER
     yield Way(0, Home.DEVICE, Home.DEVICE)
     if several:
-        for stage in (1, 2, 3):
+        for stage in (1, 2):
             yield Way(stage, Home.DEVICE, Home.DEVICE)
+        yield from _in_both_orders(Way(3, Home.DEVICE, Home.DEVICE))
     yield Way(2, Home.HOST, Home.DEVICE)
     if several:
-        yield Way(3, Home.HOST, Home.DEVICE)
-    yield Way(3, Home.HOST, Home.HOST)
-    if not several:
-        yield Way(3, Home.HOST, Home.HOST, layer)
+        yield from _in_both_orders(Way(3, Home.HOST, Home.DEVICE))
+    yield from _in_both_orders(Way(3, Home.HOST, Home.HOST))
     if drives:
         yield Way(3, Home.NVME, Home.DEVICE)
-        yield Way(3, Home.NVME, Home.HOST)
-        if not several:
-            yield Way(3, Home.NVME, Home.HOST, layer)
-        yield Way(3, Home.NVME, Home.NVME)
+        yield from _in_both_orders(Way(3, Home.NVME, Home.HOST))
+        yield from _in_both_orders(Way(3, Home.NVME, Home.NVME))
+
+
+def _in_both_orders(way: Way) -> Iterator[Way]:
+    yield way
+    yield way._replace(order=AccumulationOrder.LAYER)
 
 
 def _has_order(question: Question) -> bool:
