@@ -198,6 +198,28 @@ def test_weights_that_the_user_writes_or_assigns_are_trained_on():
         assert same(weights(model), weights(twin))
 
 
+def _with_penalty(model, x) -> torch.Tensor:
+    return loss_of(model, x) + sum(p.float().square().sum() for p in model.parameters())
+
+
+def test_steps_that_a_penalty_over_all_weights_spoils_say_why(caplog):
+    """Iterating shows nothing; each loss is NaN then, and each step skipped."""
+    model = deep()
+    with offloaded(model, AWAY) as optimizer:
+        for number, x in enumerate(inputs(4)):
+            _with_penalty(model, x).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            said = [r.message for r in caplog.records if "GatheredParameters" in r.message]
+            assert len(said) == (number >= 2)
+    model = deep()
+    with offloaded(model, replace(AWAY, pool_bytes=6 * BLOCK)) as optimizer:
+        with forebay.zero.GatheredParameters(model.parameters()):
+            _with_penalty(model, inputs(1)[0]).backward()
+        optimizer.step()
+        assert optimizer.engine.last_outcome.applied
+
+
 def test_a_captured_weight_is_refused_by_name():
     """It was not asked for through its module, so nobody knew that it was to be read."""
     model = deep()

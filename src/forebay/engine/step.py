@@ -33,6 +33,9 @@ __all__ = ["Agreement", "StepOutcome", "Stepper"]
 
 _log = logging.getLogger("forebay")
 
+# Skipped steps in a row after which it is said what else than divergence they may come from.
+_SUSPICIOUS = 3
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
@@ -97,6 +100,8 @@ class Stepper:
         # Updates are being enqueued: an exception now leaves some done and some not.
         self._applying = False
         self._early_reads = EarlyReads(deferred=options.timing is Timing.DEFERRED)
+        self._away = [unit.name for unit in self._units if unit.streams_weights]
+        self._skipped_in_a_row = 0
 
     def agree(self) -> Agreement:
         """Norm, finiteness and presence of the sealed window."""
@@ -197,6 +202,15 @@ class Stepper:
                     outcome.bad_parameter,
                     before,
                     self._loss_scale.value,
+                )
+            self._skipped_in_a_row = 0 if outcome.applied else self._skipped_in_a_row + 1
+            # an overflow under a loss scale is another matter
+            if self._away and before == 1.0 and self._skipped_in_a_row == _SUSPICIOUS:
+                _log.warning(
+                    "%d steps in a row were skipped, and weights live on the host (%s, ...), where "
+                    "they show NaN unless their module is asked: go over model.state_dict(), or "
+                    "read them inside forebay.zero.GatheredParameters",
+                    *(_SUSPICIOUS, self._away[0]),
                 )
 
     def _apply(self, present: Sequence[ParamRecord], order: UpdateOrder) -> None:
