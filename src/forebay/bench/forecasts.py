@@ -6,6 +6,7 @@ The placement is the engine's own; its program is simulated with the rates of th
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from forebay.bench.spec import SHAPES
@@ -15,11 +16,14 @@ from forebay.plan.activations import activations
 from forebay.plan.compute import compute_seconds
 from forebay.plan.device_peak import device_peak
 from forebay.plan.memory import forecast
+from forebay.plan.placement import UpdatePlace
 from forebay.plan.program import build_program
 from forebay.plan.simulate import simulate
 from forebay.plan.workload import Workload
 
 if TYPE_CHECKING:
+    from collections.abc import Container
+
     from forebay.bench.spec import StepSpec
     from forebay.plan.placement import Placement
 
@@ -52,7 +56,20 @@ def forecast_of(
     return {
         "forecast_device_bytes": held + peak.total,
         "forecast_host_bytes": placed["host"],
-    } | _seconds(spec, placement, work)
+    } | _seconds(spec, _with_visits(placement, peak.visitors), work)
+
+
+def _with_visits(placement: Placement, visitors: Container[int]) -> Placement:
+    """The placement of a step in which these units' state finds room on the device."""
+    return replace(
+        placement,
+        units=tuple(
+            unit
+            if unit.update is not UpdatePlace.STREAMED or unit.layout.index in visitors
+            else replace(unit, update=UpdatePlace.HOST)
+            for unit in placement.units
+        ),
+    )
 
 
 def _seconds(spec: StepSpec, placement: Placement, work: Workload) -> dict[str, float]:

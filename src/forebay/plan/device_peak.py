@@ -13,7 +13,7 @@ this walk says 14.206.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from forebay.model.layout import SUM_ITEM_BYTES
@@ -40,11 +40,13 @@ class DevicePeak:
         activations: What torch computes with.
         gradients: All that are on the device.
         visits: State that came up for its update.
+        visitors: Units whose state it is, by index.
     """
 
     activations: int
     gradients: int = 0
     visits: int = 0
+    visitors: frozenset[int] = frozenset()
 
     @property
     def total(self) -> int:
@@ -65,7 +67,9 @@ def device_peak(placement: Placement, found: Activations, *, placed: int) -> Dev
     if all(unit.update is not UpdatePlace.STREAMED for unit in placement.units):
         return without
     room = int(SHARE_OF_PEAK * (placed + without.total)) - placed
-    return max(_walk(placement, found, room=room), key=lambda moment: moment.total)
+    moments = _walk(placement, found, room=room)
+    highest = max(moments, key=lambda moment: moment.total)
+    return replace(highest, visitors=moments[-1].visitors)
 
 
 def _walk(placement: Placement, found: Activations, *, room: int | None) -> list[DevicePeak]:
@@ -85,6 +89,7 @@ def _walk(placement: Placement, found: Activations, *, room: int | None) -> list
         if place == 0:
             moments.append(_moment(found.tied, held, visits))
         visits.come(beside=kept + held.total)
+    moments[-1] = replace(moments[-1], visitors=visits.units)
     return moments
 
 
@@ -144,6 +149,11 @@ class _Visits:
         self._promised = 0
         self._done: set[int] = set()
         self.nbytes = 0
+
+    @property
+    def units(self) -> frozenset[int]:
+        """Those that have come, by index."""
+        return frozenset(self._here)
 
     def has(self, unit: UnitPlacement) -> bool:
         """Whether a unit's gradient stays; it is complete now."""
