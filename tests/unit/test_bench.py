@@ -171,6 +171,7 @@ def test_checkpoint_table_has_medians_and_ratios_within_a_round():
 
 def test_checkpoint_command_writes_a_table(tmp_path, capsys):
     folder, results = tmp_path / "disk", tmp_path / "results"
+    folder.mkdir()
     words = ["--millions", "4", "--rows", "8", "--repeats", "1", "--device", "cpu"]
     variants = ["--precision", "bf16,fp32", "--offload", "cpu,none"]
     where = ["--folder", str(folder), "--output", str(results)]
