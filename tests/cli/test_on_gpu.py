@@ -13,7 +13,7 @@ import typer
 from forebay.cli.main import app
 
 ROOT = Path(__file__).resolve().parents[2]
-VALUES = {"output": "out", "profile": "profile.json", "budget": "1GiB", "drive": "/drive"}
+VALUES = {"output": "out", "profile": "profile.json", "budget": "1GiB", "drive": str(ROOT)}
 
 
 @pytest.fixture(scope="module")
