@@ -119,7 +119,8 @@ def test_a_second_state_that_does_not_fit_is_left_out(caplog):
     assert roomy.ledger.bytes(Tier.HOST, Role.OPTIM_STATES) == 2 * state
     roomy.close()
     with caplog.at_level(logging.WARNING, logger="forebay"):
-        tight = {"forebay": {"host_budget": host + state}}
+        # beside it, what a save takes at least
+        tight = {"forebay": {"host_budget": host + state + (1 << 20)}}
         engine = engine_of(merged(merged(STAGE_3, SUPER), tight))
     assert engine.core.placement.policy == EXACT
     assert "a second state of" in caplog.text
