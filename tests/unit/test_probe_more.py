@@ -111,7 +111,7 @@ def test_ranks_measure_between_each_other(tmp_path):
 
 def test_the_command_refuses_a_drive_that_is_not_there_and_reports(tmp_path, capsys):
     assert main(["probe", "--device", "cpu", "--drive", str(tmp_path / "none")]) == 2
-    assert "is no folder" in capsys.readouterr().err
+    assert "does not exist" in capsys.readouterr().err
     assert main(["probe", "--report", "--json"]) == 0
     parts = {row["part"] for row in json.loads(capsys.readouterr().out)}
     assert {"NUMA", "GPUDirect Storage", "drive", "processor time", "memlock"} <= parts

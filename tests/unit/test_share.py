@@ -86,10 +86,9 @@ def test_said_where_the_planner_chose_and_where_the_user_did():
     engine.close()
 
 
-def test_ratio_without_offload_says_that_it_does_nothing():
-    rows = {row.path: row for row in resolved(_config(device="none", ratio=0.5)).describe()}
-    note = rows["zero_optimization.offload_optimizer.ratio"].note
-    assert note == "changes nothing: it acts with offloaded state"
+def test_a_ratio_without_offload_is_refused():
+    with pytest.raises(forebay.ConfigError, match=r"ratio = 0.5 needs state off the device"):
+        resolved(_config(device="none", ratio=0.5))
 
 
 def test_state_that_the_device_has_no_room_for():
