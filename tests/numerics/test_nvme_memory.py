@@ -11,6 +11,10 @@ pytestmark = pytest.mark.timeout(200)
 # 25 million parameters: 302 MB of state, and 50 MB of bf16 gradients that land in host memory.
 CASE = {"offload": "nvme", "width": 1024, "depth": 24, "steps": 3}
 STATE = 12 * 24 * (1024 * 1024 + 1024)
+# One gradient of the largest layer, what Python and the heap take meanwhile, and workspaces of
+# torch's threads: 20 to 54 MB in 40 runs of one and the same ledger. Without the budget it would be
+# 226 MB more.
+MEANWHILE = 64 * MIB
 
 
 def _check(numbers: dict, budget: int) -> None:
@@ -19,9 +23,7 @@ def _check(numbers: dict, budget: int) -> None:
     # what was resident before, and the weights' move out of the model, are not the host tier's
     moved = placed(numbers, "device") - numbers["model"]
     grown = numbers["peak"] - numbers["before"] - moved
-    # one gradient of the largest layer, what Python and the heap take meanwhile, and workspaces of
-    # torch's threads; without the budget it would be 226 MB more
-    assert grown <= budget + 32 * MIB
+    assert grown <= budget + MEANWHILE
 
 
 def test_a_budget_of_a_quarter_of_the_state():
@@ -39,7 +41,7 @@ def test_a_budget_of_a_quarter_of_the_state_with_weights_in_files():
     _check(numbers, budget)
     assert numbers["ledger"]["nvme:lp_params"] >= numbers["model"]
     assert placed(numbers, "device") < numbers["model"] // 8
-    assert max(numbers["resident"]) <= numbers["before"] - numbers["model"] + budget + 32 * MIB
+    assert max(numbers["resident"]) <= numbers["before"] - numbers["model"] + budget + MEANWHILE
 
 
 @pytest.mark.slow
