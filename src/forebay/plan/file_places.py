@@ -8,9 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from forebay.plan.file_pieces import piece_count
 from forebay.plan.memory import buffer_bytes, forecast, part_bytes
 from forebay.plan.placement import FileBuffers, UpdatePlace, WeightPlace
-from forebay.plan.records import SUM_ELEMENTS, record_count
+from forebay.plan.records import SUM_ELEMENTS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -156,14 +157,10 @@ def _with_small_buffers(placement: Placement, wants: FileWants) -> Placement:
 
 def with_least_buffers(placement: Placement) -> Placement:
     """The placement with one smallest buffer for state in files, and one for weights there."""
+    if all(unit.update is not UpdatePlace.NVME for unit in placement.units):
+        return placement
     least = FileBuffers(count=1, piece_elements=SUM_ELEMENTS)
-    state = placement.buffers if not _in_files(placement) else least
-    weights = placement.weight_buffers if not _in_files(placement) else least
-    return replace(placement, buffers=state, weight_buffers=weights)
-
-
-def _in_files(placement: Placement) -> bool:
-    return any(unit.update is UpdatePlace.NVME for unit in placement.units)
+    return replace(placement, buffers=least, weight_buffers=least)
 
 
 def _with_weights_in_memory(
@@ -200,12 +197,7 @@ def _with_state_in_memory(
 
 def _with_needed_buffers(placement: Placement) -> Placement:
     """No more buffers than there are pieces in files."""
-    pieces = sum(
-        record_count(n, piece_elements=placement.buffers.piece_elements)
-        for unit in placement.units
-        for n in (placement.sharding.state(part).elements for part in unit.layout.parts)
-        if unit.update is UpdatePlace.NVME
-    )
+    pieces = sum(piece_count(unit, placement) for unit in placement.units)
     count = max(1, min(placement.buffers.count, pieces))
     held = min(placement.buffers.held, max(0, pieces - count))
     return replace(placement, buffers=replace(placement.buffers, count=count, held=held))

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from forebay.plan.file_pieces import held_pieces, piece_count
 from forebay.plan.ops import OpKind
-from forebay.plan.placement import UpdatePlace
-from forebay.plan.records import record_count
 
 if TYPE_CHECKING:
     from forebay.plan.ops import Op
@@ -31,22 +30,26 @@ class FileTurns:
 
     def __init__(self, program: Program, placement: Placement) -> None:
         self._reads = [op for op in program.ops if op.kind is OpKind.READ]
+        self._by_unit = {op.unit: op for op in self._reads}
+        self._turns = {op.index: turn for turn, op in enumerate(self._reads)}
         self._stores = {op.unit: op.index for op in program.ops if op.kind is OpKind.STORE}
         self._depth = min(placement.buffers.count, len(self._reads))
-        pieces = _coming(placement)
+        held = held_pieces(placement)
+        coming = {
+            unit.layout.index: piece_count(unit, placement) - held[unit.layout.index]
+            for unit in placement.units
+        }
         left = placement.buffers.count if placement.buffers.reads_ahead else 0
         self._ahead: dict[int, float] = {}
         for op in self._reads:
             assert op.unit is not None
-            count = pieces[op.unit]
+            count = coming[op.unit]
             self._ahead[op.index] = op.nbytes * min(left, count) / max(1, count)
             left -= min(left, count)
 
     def read_of(self, op: Op) -> Op | None:
         """The read that an update waits for; None where its unit's state is not in files."""
-        if op.kind is not OpKind.UPDATE:
-            return None
-        return next((read for read in self._reads if read.unit == op.unit), None)
+        return self._by_unit.get(op.unit) if op.kind is OpKind.UPDATE else None
 
     def ahead_bytes(self, read: Op) -> float:
         """Bytes of a read that fit into buffers before the step."""
@@ -54,25 +57,7 @@ class FileTurns:
 
     def frees(self, read: Op, window: int) -> tuple[int, int] | None:
         """The store that leaves a buffer to a read: its number in the program, and its window."""
-        place = self._reads.index(read) - self._depth
-        before = self._reads[place]  # from the end of the list where that was a window ago
-        window -= place < 0
+        turn = self._turns[read.index] - self._depth
+        before = self._reads[turn]  # from the end of the list where that was a window ago
+        window -= turn < 0
         return (self._stores[before.unit], window) if window >= 0 else None
-
-
-def _coming(placement: Placement) -> dict[int, int]:
-    """Pieces of each unit in files that come and go, without those that buffers hold."""
-    held, found = placement.buffers.held, {}
-    for unit in placement.units:
-        if unit.update is not UpdatePlace.NVME:
-            continue
-        count = sum(
-            record_count(
-                placement.sharding.state(part).elements,
-                piece_elements=placement.buffers.piece_elements,
-            )
-            for part in unit.layout.parts
-        )
-        found[unit.layout.index] = count - min(held, count)
-        held -= min(held, count)
-    return found

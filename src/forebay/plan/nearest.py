@@ -13,7 +13,7 @@ from forebay.plan.choose import choose
 from forebay.plan.feasible import is_feasible, lacking_least, lacks
 from forebay.plan.tiers import holding
 from forebay.plan.workload import Recompute
-from forebay.units_of_measure import format_bytes, listed
+from forebay.units_of_measure import counted, format_bytes, listed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -100,7 +100,7 @@ def _batch_words(smaller: Question, asked: Question) -> str:
     options = f"--batch {batch}"
     if asked.free_micro_batch is None:
         options += f" --micro-batch {size}"
-    return f"{batch} sequence{'s' if batch > 1 else ''} an update, in one pass ({options})"
+    return f"{counted(batch, 'sequence')} an update, in one pass ({options})"
 
 
 def _shorter(question: Question) -> Iterator[tuple[str, Question]]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from forebay.errors import BudgetError
 from forebay.plan.home_bytes import streamed_bytes
+from forebay.plan.placement import WeightPlace
 from forebay.units_of_measure import budget_text, format_bytes
 
 if TYPE_CHECKING:
@@ -75,7 +76,12 @@ def pool_bytes(
 
 
 def with_default_pool(placement: Placement) -> Placement:
-    """The placement with a pool for all of its units, one at a time at work, without settings."""
+    """The placement with a pool for all of its units, one at a time at work, without settings.
+
+    As it is where no weights come and go.
+    """
+    if all(unit.weights is WeightPlace.DEVICE for unit in placement.units):
+        return placement
     sizes = {unit.layout.name: streamed_bytes(unit.layout) for unit in placement.units}
     largest = max(sizes, key=lambda name: sizes[name])
     needs = PoolNeeds(sizes=sizes, at_once=sizes[largest], names=(largest,))

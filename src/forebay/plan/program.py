@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from forebay.model.layout import ITEM_BYTES, SUM_ITEM_BYTES
+from forebay.plan.file_pieces import held_pieces
 from forebay.plan.load_ops import load_ops
 from forebay.plan.ops import UPDATING, Lane, Op, OpKind, Trigger, TriggerKind, Turn
 from forebay.plan.placement import Accumulation, UpdatePlace, WeightPlace
@@ -353,19 +354,12 @@ def _records(unit: UnitPlacement, placement: Placement) -> list[Record]:
 
 def _read_bytes(ordered: Sequence[UnitPlacement], placement: Placement) -> dict[int, int]:
     """Bytes that each unit in files reads from the second update on."""
-    pieces = {
-        unit.layout.index: [record.nbytes for record in _records(unit, placement)]
-        for unit in placement.units
-        if unit.update is UpdatePlace.NVME
-    }
-    held = placement.buffers.held
-    for index, sizes in pieces.items():
-        here = min(held, len(sizes))
-        pieces[index], held = sizes[here:], held - here
+    held = held_pieces(placement)
     every = [
-        (unit.layout.index, nbytes)
+        (unit.layout.index, record.nbytes)
         for unit in ordered
-        for nbytes in pieces.get(unit.layout.index, ())
+        if unit.update is UpdatePlace.NVME
+        for record in _records(unit, placement)[held[unit.layout.index] :]
     ]
     kept = placement.buffers.kept(len(every))
     reads = dict.fromkeys((unit.layout.index for unit in ordered), 0)

@@ -195,8 +195,6 @@ def placement_of(
     )
     if one is UpdatePlace.NVME:
         placement = _in_files(setup, placement)
-    if not any(unit.weights is not WeightPlace.DEVICE for unit in placement.units):
-        return placement
     return with_default_pool(placement)
 
 

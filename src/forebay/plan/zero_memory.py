@@ -152,7 +152,7 @@ def _placement(
         backwards_per_update=1 if backwards is Backwards.ONE else 2,
         sharding=Sharding(rank=0, size=ranks, stage=stage),
     )
-    return placement if weights is WeightPlace.DEVICE else with_default_pool(placement)
+    return with_default_pool(placement)
 
 
 def _sum(sizes: Mapping[tuple[str, str], int], tier: str) -> int:

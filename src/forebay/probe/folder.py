@@ -142,10 +142,10 @@ def probe_drive(
             f"{format_bytes(most_bytes)} are too few for {len(combinations)} settings",
             hint=f"allow {format_bytes(8 * _MIB * (len(combinations) + 1))} or more",
         )
-    if path.is_dir() and storage_of(path).free_bytes < share:
+    if path.is_dir() and (left := storage_of(path).free_bytes) < share:
         raise StorageError(
             f"the measurement takes {format_bytes(share)} in {path}, which has "
-            f"{format_bytes(storage_of(path).free_bytes)} left",
+            f"{format_bytes(left)} left",
             hint="lower --most: a seventeenth of it is there at a time",
         )
     drive = Drive(path, nbytes=share, core=native.core())
