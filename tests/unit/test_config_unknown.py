@@ -25,6 +25,9 @@ def _error(config: dict[str, Any]) -> str:
         ("aio.queue_dept", "did you mean aio.queue_depth?"),
         ("f16", "did you mean bf16 or fp16?"),
         ("optimizer.params.l", "did you mean optimizer.params.lr?"),
+        # another name for clipping, where this level has no key of the same letters
+        ("max_gRad_norm", "did you mean gradient_clipping?"),
+        ("optimizer.params.max_gRad_norm", "did you mean optimizer.params.max_grad_norm?"),
         ("Gradient-Clipping", "did you mean gradient_clipping?"),
         ("stage", "did you mean zero_optimization.stage?"),
         ("zero_optimization.gradient_clipping", "did you mean gradient_clipping?"),

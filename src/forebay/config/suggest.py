@@ -92,7 +92,8 @@ def suggestion(name: str, *, level: str, levels: Mapping[str, Mapping[str, Key]]
         levels: Section path -> accepted name -> row.
     """
     meant = _ELSEWHERE.get(_fold(name))
-    if meant is not None:
+    is_own = any(_fold(known) == _fold(name) for known in levels[level])
+    if meant is not None and not is_own:
         others = [other for other, known in levels.items() if meant in known]
         places = [level] if meant in levels[level] else others
         if places:
