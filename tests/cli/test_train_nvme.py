@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+import resource
 
 import pytest
 
 from cli.train_inputs import forebay, model_config, text_file
 
 
-def _train(folder, capsys, name, *, zero, steps=2):
+def _train(folder, capsys, name, *, zero, steps=2, **model):
     config = folder / f"{name}.json"
     config.write_text(json.dumps({"zero_optimization": zero, "gradient_clipping": 1.0}))
     return forebay(
-        capsys, "train", "--quiet", "--model", model_config(folder), "--data", text_file(folder),
-        "--output", folder / name, "--config", config, "--steps", steps, "--json",
+        capsys, "train", "--quiet", "--model", model_config(folder, **model),
+        "--data", text_file(folder), "--output", folder / name, "--config", config,
+        "--steps", steps, "--json",
     )  # fmt: skip
 
 
@@ -70,3 +72,43 @@ def test_a_path_that_is_no_folder_is_a_wrong_configuration(
     error, hint = ran.refusal()
     assert (ran.code, message in error, bool(hint)) == (2, True, True), ran.err
     assert not (tmp_path / "run").exists()
+
+
+@pytest.fixture
+def _no_data(monkeypatch):
+    monkeypatch.setattr(
+        "forebay.train.run.load_corpus", lambda *a, **k: pytest.fail("data was read")
+    )
+
+
+@pytest.mark.usefixtures("_no_data")
+def test_a_folder_that_cannot_be_written_is_found_before_data_is_read(tmp_path, capsys):
+    zero = {"stage": 2, "offload_optimizer": {"device": "nvme", "nvme_path": "/proc"}}
+    error, _ = (ran := _train(tmp_path, capsys, "run", zero=zero)).refusal()
+    assert ran.code == 1
+    assert "cannot make a state file in /proc" in error
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.usefixtures("_no_data")
+def test_a_drive_without_room_is_found_before_data_is_read(tmp_path, capsys):
+    # 3 x 32 x 2^40 elements in each of two layers, 12 bytes of state and 4 of weight
+    ran = _train(tmp_path, capsys, "run", zero=_both(tmp_path), intermediate_size=1 << 40)
+    error, hint = ran.refusal()
+    assert ran.code == 1
+    assert error.startswith(f"state takes 3.0 PiB in {tmp_path}, which has ")
+    assert "add a path to nvme_path" in hint
+
+
+@pytest.mark.usefixtures("_no_data")
+def test_a_limit_on_files_is_found_before_data_is_read(tmp_path, capsys):
+    zero = {"stage": 2, "offload_optimizer": {"device": "nvme", "nvme_path": str(tmp_path)}}
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (128 << 10, before[1]))
+    try:
+        ran = _train(tmp_path, capsys, "run", zero=zero)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    error, _ = ran.refusal()
+    assert ran.code == 1
+    assert "File too large (errno 27)" in error

@@ -247,12 +247,32 @@ def test_vocabulary_mismatch(train: Callable[..., Ran], tmp_path: Path) -> None:
     )
 
 
-def test_output_folder_is_proved_before_anything_is_loaded(
-    train: Callable[..., Ran], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def _no_data(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "forebay.train.run.load_corpus", lambda *a, **k: pytest.fail("data was read")
     )
+
+
+@pytest.mark.usefixtures("_no_data")
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--set", 'tensorboard={"enabled": true, "output_path": "/proc"}'), "name /proc/Deep"),
+        (("--set", "forebay.profile=gone.json"), "gone.json"),
+        (("--resume", "gone"), "gone is no folder"),
+    ],
+)
+def test_what_a_run_reads_and_writes_is_tried_before_data_is_read(
+    train: Callable[..., Ran], words: tuple[str, ...], message: str
+) -> None:
+    refused(train(*words), message)
+
+
+@pytest.mark.usefixtures("_no_data")
+def test_output_folder_is_proved_before_anything_is_loaded(
+    train: Callable[..., Ran], tmp_path: Path
+) -> None:
     output = tmp_path / "run"
     output.mkdir()
     (output / "thesis.tex").write_text("precious")
@@ -274,15 +294,16 @@ def test_former_run_stays_until_the_new_one_trains(
     assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
 
 
-def test_disk_without_room_for_the_model(
-    train: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.usefixtures("_no_data")
+def test_disk_without_room_for_the_model_or_for_its_checkpoints(
+    train: Callable[..., Ran], tmp_path: Path
 ) -> None:
-    from types import SimpleNamespace
-
-    monkeypatch.setattr(
-        "forebay.train.save.shutil.disk_usage", lambda path: SimpleNamespace(free=100)
+    huge = model_config(tmp_path / "huge", intermediate_size=1 << 40)
+    refused(train(model=huge), "the model takes 768.0 TiB on disk, and", "make room")
+    refused(
+        train(model=huge, save_every=10),
+        "the model and a checkpoint of 2.3 PiB take 3.0 PiB on disk, and",
     )
-    refused(train(), "KiB on disk, and", "make room")
 
 
 def test_nothing_is_written_by_a_refused_run(train: Callable[..., Ran], tmp_path: Path) -> None:

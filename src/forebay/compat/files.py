@@ -10,12 +10,15 @@ from forebay.engine.offload_files import refuse_a_folder_twice
 from forebay.errors import ConfigError
 from forebay.links.direct_storage import DirectStorage
 from forebay.links.host_nvme import FileAccess
+from forebay.model.layout import ITEM_BYTES
+from forebay.plan.file_places import least_file_bytes
+from forebay.tiers.nvme import prove_folder
 
 if TYPE_CHECKING:
     from forebay.config.nvme_spec import WeightFilesSpec
     from forebay.config.resolved import ResolvedConfig
 
-__all__ = ["nvme_options", "refuse_missing_folders"]
+__all__ = ["nvme_options", "prove_folders", "refuse_missing_folders"]
 
 
 _KEY: Final = "config key zero_optimization.offload_optimizer.nvme_path"
@@ -74,3 +77,33 @@ def refuse_missing_folders(config: ResolvedConfig) -> None:
                 f"{_KEY} names {path}, which {what}",
                 hint=f"mkdir -p {path}, on a local drive",
             )
+
+
+def prove_folders(config: ResolvedConfig, *, elements: int, ranks_here: int) -> None:
+    """Refuse folders that cannot be written or have no room, before anything is loaded.
+
+    Args:
+        config: The resolved configuration.
+        elements: Trained elements of the whole model.
+        ranks_here: Ranks of this machine, which use the same folders.
+
+    Raises:
+        StorageError: With what is known to be needed there; the plan may need more.
+    """
+    options = nvme_options(config)
+    if options is None:
+        return
+    sharers = config.exchange.sharers or config.batch.world_size
+    own = elements if config.zero.stage == 0 else elements // sharers
+    budget = config.budgets.host_bytes
+    with_weights = config.zero.parameter_tier == "nvme"
+    needed = least_file_bytes(
+        options.wants,
+        elements=own,
+        weight_bytes=ITEM_BYTES[config.precision.dtype] if with_weights else 0,
+        host_budget=None if budget is None else budget // ranks_here,
+    )
+    if config.zero.ratio is not None and config.zero.ratio < 1:
+        needed = 0  # some state is on the device, by whole units
+    for path in options.paths:
+        prove_folder(path, nbytes=needed * ranks_here // len(options.paths))

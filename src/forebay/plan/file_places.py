@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from forebay.plan.placement import Placement, UnitPlacement
 
-__all__ = ["FileWants", "with_files", "with_least_buffers"]
+__all__ = ["FileWants", "least_file_bytes", "with_files", "with_least_buffers"]
 
 # 4 Mi elements: 48 MiB of state, long requests for a drive and short against a step.
 _MOST_ELEMENTS = 4 << 20
@@ -27,7 +27,9 @@ _SHARE_OF_BUDGET = 8
 # Of the buffers that are asked for, so many let pieces come and go before others hold some; half of
 # them at least, so that the drive has as much to do.
 _LEAST_COMING = 4
-# fp32 master, two moments, and the new weight behind them.
+# fp32 master and two moments.
+_STATE_ITEM_BYTES = 12
+# The same, and the new weight behind them.
 _BUFFER_ITEM_BYTES = 14
 # At most: weights in fp32.
 _WEIGHT_ITEM_BYTES = 4
@@ -118,9 +120,33 @@ def with_files(
     )
 
 
+def least_file_bytes(
+    wants: FileWants, *, elements: int, weight_bytes: int, host_budget: int | None
+) -> int:
+    """What state takes in files at least, before more is known of a model than its size.
+
+    Args:
+        wants: What is asked of files.
+        elements: Trained elements of this rank, none of which have their state on the device.
+        weight_bytes: Of a weight that is in files too; 0 where weights live elsewhere.
+        host_budget: This rank's; None without a bound, which keeps no state in memory but what
+            buffers hold.
+    """
+    held = wants.buffer_count - _coming(wants)
+    piece = _piece_elements(wants.buffer_elements, host_budget=None, each_bytes=1)
+    in_files = weight_bytes * max(0, elements - wants.weights_in_memory_elements)
+    in_files += _STATE_ITEM_BYTES * (elements - held * piece)
+    return max(0, in_files - (host_budget or 0))
+
+
+def _coming(wants: FileWants) -> int:
+    """Of the buffers, those through which pieces come and go."""
+    return max(min(wants.buffer_count, _LEAST_COMING), wants.buffer_count // 2)
+
+
 def _with_buffers(placement: Placement, wants: FileWants, *, host_budget: int | None) -> Placement:
     """The placement with the buffers that are asked for, or a share of the budget for them."""
-    coming = max(min(wants.buffer_count, _LEAST_COMING), wants.buffer_count // 2)
+    coming = _coming(wants)
     return replace(
         placement,
         buffers=FileBuffers(

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from forebay.tiers.ledger import Ledger, Reservation, Role
 
-__all__ = ["ALIGNMENT_BYTES", "NvmeBytes", "NvmeStore", "aligned"]
+__all__ = ["ALIGNMENT_BYTES", "NvmeBytes", "NvmeStore", "aligned", "prove_folder"]
 
 # Sector of a 4Kn drive: what O_DIRECT asks of offsets, addresses and lengths at most.
 ALIGNMENT_BYTES = 4096
@@ -40,6 +40,29 @@ _NO_TMPFILE = {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL}
 def aligned(nbytes: int) -> int:
     """Bytes rounded up to whole sectors."""
     return -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
+def prove_folder(path: Path, *, nbytes: int) -> None:
+    """Make a file without a name, of a size, and let go of it: nothing is reserved, nothing stays.
+
+    Args:
+        path: A folder.
+        nbytes: What the file takes there at least.
+
+    Raises:
+        StorageError: The folder is missing or cannot be written, or has no room.
+    """
+    descriptor, _ = _open(path)
+    try:
+        _require_room(descriptor, path, nbytes)
+        # Bounds on the size of one file: the user's limit, or the file system's.
+        os.ftruncate(descriptor, nbytes)
+    except OSError as error:
+        if isinstance(error, StorageError):
+            raise
+        raise _cannot(f"make a file of {format_bytes(nbytes)} in", path, error) from error
+    finally:
+        os.close(descriptor)
 
 
 class NvmeStore:
@@ -193,13 +216,7 @@ def _open(path: Path) -> tuple[int, bool]:
 
 def _reserve(descriptor: int, path: Path, nbytes: int) -> None:
     """Make sure that the disk has the bytes, and keep them."""
-    info = os.fstatvfs(descriptor)
-    free = info.f_bavail * info.f_frsize
-    if free < nbytes:
-        raise StorageError(
-            f"state takes {format_bytes(nbytes)} in {path}, which has {format_bytes(free)} left",
-            hint="make room, add a path to nvme_path, or raise forebay.host_budget",
-        )
+    _require_room(descriptor, path, nbytes)
     if nbytes:
         try:
             os.posix_fallocate(descriptor, 0, nbytes)
@@ -207,6 +224,16 @@ def _reserve(descriptor: int, path: Path, nbytes: int) -> None:
             raise _cannot(f"reserve {format_bytes(nbytes)} ({nbytes} bytes) in", path, error) from (
                 error
             )
+
+
+def _require_room(descriptor: int, path: Path, nbytes: int) -> None:
+    info = os.fstatvfs(descriptor)
+    free = info.f_bavail * info.f_frsize
+    if free < nbytes:
+        raise StorageError(
+            f"state takes {format_bytes(nbytes)} in {path}, which has {format_bytes(free)} left",
+            hint="make room, add a path to nvme_path, or raise forebay.host_budget",
+        )
 
 
 def _cannot(what: str, path: Path, error: OSError) -> StorageError:

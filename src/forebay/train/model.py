@@ -16,6 +16,8 @@ from forebay.errors import ConfigError, UnsupportedError
 from forebay.train.options import GradientCheckpointing
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from torch import nn
 
     from forebay.config.resolved import Dtype
@@ -82,6 +84,17 @@ class ModelSource:
             context=_context(text),
         )
 
+    def outline(self, *, dtype: Dtype) -> nn.Module:
+        """The model on the meta device: names, shapes and dtypes, no memory.
+
+        Raises:
+            ConfigError: There is no such model.
+        """
+        import torch
+
+        outlined: nn.Module = self._from_config(dtype, within=torch.device("meta"))
+        return outlined
+
     def load(self, *, dtype: Dtype, checkpointing: GradientCheckpointing) -> nn.Module:
         """Load the weights on the host, or say how they are made from torch's random state.
 
@@ -115,9 +128,12 @@ class ModelSource:
     def _make(self, dtype: Dtype) -> Any:
         from forebay.compat.zero_init import Init
 
+        # Weights are made where the engine wants them, one at a time and each rank's slice.
+        return self._from_config(dtype, within=Init())
+
+    def _from_config(self, dtype: Dtype, *, within: AbstractContextManager[Any]) -> Any:
         try:
-            # Weights are made where the engine wants them, one at a time and each rank's slice.
-            with Init():
+            with within:
                 return _causal_lm().from_config(self.config, dtype=_torch_dtype(dtype))
         except (ValueError, TypeError, RuntimeError) as error:
             raise ConfigError(

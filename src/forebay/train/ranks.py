@@ -35,11 +35,13 @@ class TrainRanks:
         rank: This rank; 0 writes the run's folder and speaks.
         size: Number of ranks.
         local_rank: This rank, counted on its machine.
+        local_size: Ranks of this machine.
     """
 
     rank: int = 0
     size: int = 1
     local_rank: int = 0
+    local_size: int = 1
 
     @classmethod
     def read(cls) -> TrainRanks:
@@ -51,8 +53,13 @@ class TrainRanks:
         size = count_ranks(os.environ)
         if size == 1:
             return cls()
-        local = os.environ.get("LOCAL_RANK", "0")
-        return cls(rank=int(os.environ["RANK"]), size=size, local_rank=int(local))
+        local, here = (os.environ.get(f"LOCAL_{name}") for name in ("RANK", "WORLD_SIZE"))
+        return cls(
+            rank=int(os.environ["RANK"]),
+            size=size,
+            local_rank=int(local or 0),
+            local_size=int(here or 1),
+        )
 
     @property
     def share(self) -> RankShare:

@@ -30,6 +30,7 @@ from forebay.train.forecast import Took, run_record
 from forebay.train.loop import Loop, Silent
 from forebay.train.model import ModelSource, choose_device, hide_devices
 from forebay.train.options import GradientCheckpointing, SaveEvery
+from forebay.train.proof import prove_inputs, prove_output, trained_elements
 from forebay.train.ranks import TrainRanks
 from forebay.train.records import Summary
 from forebay.train.report import (
@@ -50,7 +51,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rich.console import Console
-    from torch import nn
 
     from forebay.comm.together import Together
     from forebay.config.resolved import ResolvedConfig
@@ -123,7 +123,6 @@ def train(options: TrainOptions, *, console: Console) -> Summary:
         )
         # Again, so that dropout does not depend on how the weights came about.
         torch.manual_seed(options.seed)
-        plan.folder.require_room(_weight_bytes(model))
         # The run reports by itself: progress and scalars would come twice.
         quiet = {"steps_per_print": None, "tensorboard": {"enabled": False}}
         engine, *_ = initialize(model=model, config=plan.config.as_dict() | quiet)
@@ -147,9 +146,13 @@ def _prepare(
     refuse_missing_folders(draft)
     sequence_length(options, context=source.context)
     files = open_files(options.data)
+    outline = source.outline(dtype=draft.precision.dtype)
+    prove_inputs(options, draft, outline=outline, device=device, ranks=ranks)
     output = at_end.enter_context(ranks.folder(options.output))
     folder = RunFolder.prepare(output, existing=options.existing_output)
     at_end.callback(folder.release)
+    if ranks.speaks:
+        prove_output(options, draft, folder=folder, outline=outline)
 
     def progress(documents: int, tokens: int) -> None:
         _say(console, f"reading: {documents} documents, {tokens} tokens")
@@ -202,7 +205,7 @@ def _batches(
 
 def _train(plan: _Plan, engine: Any, *, stop: StopSignals, console: Console) -> Summary:
     tiers = bytes_by_tier(engine.ledger.table())
-    count = _trainable(engine.module)
+    count = trained_elements(engine.module)
     _say(console, f"\n{plan.source.kind}: {count:,} trainable parameters on {plan.device}")
     for line in memory_lines(tiers):
         _say(console, line)
@@ -326,7 +329,7 @@ def _summary(
         total_steps=plan.total_steps,
         skipped_steps=engine.skipped_steps,
         ended_by=loop.ended_by,
-        parameters=_trainable(engine.module),
+        parameters=trained_elements(engine.module),
         epoch=loop.position.epoch,
         row=loop.position.row,
         tokens=loop.tokens_done,
@@ -367,14 +370,6 @@ def _tensorboard(plan: _Plan) -> Path:
     if spec is None or not spec.output_path:
         return plan.folder.tensorboard
     return Path(spec.output_path) / spec.job_name
-
-
-def _trainable(model: nn.Module) -> int:
-    return sum(param.numel() for param in model.parameters() if param.requires_grad)
-
-
-def _weight_bytes(model: nn.Module) -> int:
-    return sum(param.numel() * param.element_size() for param in model.parameters())
 
 
 def _say(console: Console, line: str) -> None:

@@ -182,16 +182,24 @@ class RunFolder:
                 f"cannot write the tokenizer to {final}: {error.strerror or error}"
             ) from error
 
-    def require_room(self, nbytes: int) -> None:
+    def require_room(self, model_bytes: int, *, checkpoint_bytes: int = 0) -> None:
         """Refuse a disk that cannot take the model, before hours are spent on it.
+
+        Args:
+            model_bytes: Of the model.
+            checkpoint_bytes: Of a checkpoint, where the run is to save any.
 
         Raises:
             ConfigError: With both sizes.
         """
         free = shutil.disk_usage(self.path).free
-        if free < nbytes:
+        needed = model_bytes + checkpoint_bytes
+        if free < needed:
+            what = "the model takes"
+            if checkpoint_bytes:
+                what = f"the model and a checkpoint of {format_bytes(checkpoint_bytes)} take"
             raise ConfigError(
-                f"the model takes {format_bytes(nbytes)} on disk, and {self.path} has "
+                f"{what} {format_bytes(needed)} on disk, and {self.path} has "
                 f"{format_bytes(free)} left",
                 hint="make room, or choose another --output",
             )
