@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay.model.layout import layout_unit
+from forebay.model.layout import UnitLayout, layout_unit
 from forebay.model.spec import ParamSpec
 from forebay.plan import (
     Accumulation,
@@ -32,6 +32,12 @@ _DTYPES = st.sampled_from(["bfloat16", "float16", "float32"])
 _RATE = st.floats(1e8, 1e12)
 
 
+def _frozen(index: int, size: int) -> UnitLayout:
+    name = f"u{index}"
+    param = ParamSpec(index=index, names=(name,), shape=(size,), dtype="bfloat16", group=-1)
+    return layout_unit(name, index=index, params=[param])
+
+
 @st.composite
 def _cases(draw):
     count = draw(st.integers(1, 6))
@@ -48,9 +54,16 @@ def _cases(draw):
         away = place is not UpdatePlace.DEVICE and draw(st.booleans())
         weights = WeightPlace.HOST if away else WeightPlace.DEVICE
         units.append(UnitPlacement(layout=layout, update=place, weights=weights))
-    sizes = [streamed_bytes(u.layout) for u in units if u.weights is WeightPlace.HOST]
+    few = draw(st.integers(0, 3))
+    frozen = tuple(
+        UnitPlacement(layout=layout, update=UpdatePlace.HOST, weights=WeightPlace.HOST)
+        for layout in (_frozen(count + n, draw(st.integers(0, 1 << 20))) for n in range(few))
+    )
+    away = [u for u in (*units, *frozen) if u.weights is WeightPlace.HOST]
+    sizes = [streamed_bytes(u.layout) for u in away]
     placement = Placement(
         units=tuple(units),
+        frozen=frozen,
         pool_bytes=max(sizes, default=0) + draw(st.integers(0, sum(sizes))),
         accumulation=accumulation,
         backwards_per_update=1 if accumulation is Accumulation.SINGLE else draw(st.integers(1, 3)),
@@ -59,10 +72,10 @@ def _cases(draw):
         together = AccumulationOrder.LAYER
         micro = placement.backwards_per_update
         placement = replace(placement, order=together, backwards_per_update=1, micro_batches=micro)
-    order = draw(st.permutations(range(count)))
+    order = draw(st.permutations(range(count + few)))
     seconds = st.floats(0, 0.01)
     compute = ComputeSeconds(
-        forward=tuple(draw(seconds) for _ in units), backward=tuple(draw(seconds) for _ in units)
+        forward=tuple(draw(seconds) for _ in order), backward=tuple(draw(seconds) for _ in order)
     )
     rates = Rates(host_memory=draw(_RATE), link_up=draw(_RATE), link_down=draw(_RATE))
     return placement, order, compute, rates

@@ -14,6 +14,7 @@ from forebay.bench.step_tables import traffic_table
 from forebay.bench.streamed import Streamed
 from forebay.bench.worker import run_contestant
 from forebay.errors import ConfigError
+from forebay.hardware.profile import MatrixRate
 from unit.bench_cases import a_profile
 
 pytest.importorskip("transformers")
@@ -76,6 +77,21 @@ def test_frozen_shapes_train_what_is_beside_their_matrices(native, monkeypatch):
     assert found["losses"][0] != found["losses"][2]
     nbytes = sum(param.nbytes for param in frozen)
     assert found["forecast_device_bytes"] > nbytes > 0
+    # where they come and go the device holds a pool of them instead
+    streamed = _run("streamed+0+0+host")
+    assert streamed["forecast_device_bytes"] < found["forecast_device_bytes"]
+
+
+def test_a_step_with_frozen_matrices_is_forecast_without_their_gradients(native, monkeypatch):
+    rate = MatrixRate(dtype="bfloat16", size=64, flops=1e9)
+    text = replace(a_profile(), matrix=(rate,), device_memory=1e12).as_json()
+    trained = _run("device", profile=text)["forecast_seconds"]
+    monkeypatch.setitem(SHAPES, "nano", replace(SHAPES["nano"], frozen=True))
+    frozen = _run("device", profile=text)["forecast_seconds"]
+    streamed = _run("streamed+0+0+host", profile=text)["forecast_seconds"]
+    # of blocks alone 3 products for 4; the last layer's matrix is trained
+    assert 0.75 * trained < frozen < 0.95 * trained
+    assert streamed > frozen
 
 
 def test_the_table_sets_the_forecast_beside_what_was_measured():

@@ -16,7 +16,7 @@ import forebay
 from forebay.engine import EngineOptions, offload_with
 from forebay.errors import BudgetError, PendingWeightError, UnsupportedError
 from forebay.links import FaultScript
-from forebay.plan import UpdatePlace, WeightPlace
+from forebay.plan import Lane, UpdatePlace, WeightPlace, build_program
 from forebay.plan.memory import forecast
 from forebay.tiers.ledger import Role, Tier
 
@@ -132,6 +132,53 @@ def test_they_take_host_memory_and_a_pool_of_single_blocks():
     assert pool.late == late  # a steady order is fetched ahead
     optimizer.close()
     assert not any(param.isnan().any() for param in model.parameters())
+
+
+@pytest.mark.parametrize("kind", [None, False, True], ids=["stored", "non_reentrant", "reentrant"])
+@pytest.mark.parametrize("pool_bytes", [0, 8192, 10400, 15600, 1 << 20])
+def test_as_many_bytes_come_up_as_the_program_says(pool_bytes, kind):
+    """A forward brings them and a backward again, less what stays: an update makes none stale."""
+    model = Model(kind=kind)
+    model.embed.bias.requires_grad_(requires_grad=bool(kind))
+    optimizer = _offload(model, replace(AWAY, pool_bytes=pool_bytes))
+    engine, seen = optimizer.engine, []
+    for number in range(5):
+        _step(model, optimizer, number)
+        engine.synchronize()
+        seen.append(engine.traffic[Lane.UP])
+    assert seen[4] - seen[3] == seen[3] - seen[2] == engine.program.traffic(Lane.UP)
+    optimizer.close()
+
+
+@pytest.mark.parametrize("pool_bytes", [0, 8192])
+def test_so_do_those_of_several_backwards_each_update(pool_bytes):
+    model = Model()
+    optimizer = _offload(model, replace(AWAY, pool_bytes=pool_bytes, backwards=3))
+    engine, seen = optimizer.engine, []
+    for _ in range(4):
+        for number in range(3):
+            x = torch.randn(4, 8, generator=torch.Generator().manual_seed(number))
+            model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        engine.synchronize()
+        seen.append(engine.traffic[Lane.UP])
+    assert seen[3] - seen[2] == seen[2] - seen[1] == engine.program.traffic(Lane.UP)
+    optimizer.close()
+
+
+def test_a_plan_without_a_run_expects_them_in_module_order():
+    """What nothing is known of but the module tree: exact where a pool holds all or one block."""
+    for pool_bytes in (0, 1 << 20):
+        model = Model()
+        optimizer = _offload(model, replace(AWAY, pool_bytes=pool_bytes))
+        engine = optimizer.engine
+        expected = build_program(engine.placement, order=engine.order)
+        assert engine.order == (6, 7, 0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5)
+        for number in range(4):
+            _step(model, optimizer, number)
+        assert expected.traffic(Lane.UP) == engine.program.traffic(Lane.UP)
+        optimizer.close()
 
 
 def test_a_device_too_small_for_a_block_is_refused_with_both_numbers():

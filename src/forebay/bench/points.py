@@ -24,7 +24,10 @@ from forebay.observe.recording import record
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from torch import nn
+
     from forebay.bench.training import Training
+    from forebay.engine import Engine
 
 __all__ = ["measure_points"]
 
@@ -67,14 +70,22 @@ def _point(training: Training, micro_batch: int) -> dict[str, Any]:
         result |= forecast_of(
             spec,
             engine.placement,
+            order=engine.order,
             micro_batch=micro_batch,
-            frozen_bytes=sum(p.nbytes for p in training.model.parameters() if not p.requires_grad),
+            frozen_bytes=_bytes_that_stay(engine, training.model),
         )
     if spec.variant == "floor":
         result |= _passes(training, batches[0])
     elif engine is not None:
         result |= _watch(training, batches)
     return result | at_rest(training)
+
+
+def _bytes_that_stay(engine: Engine, model: nn.Module) -> int:
+    """Of parameters that are neither trained nor come and go."""
+    placed = (*engine.units, *engine.frozen)
+    known = {id(record.param) for unit in placed for record in unit.records}
+    return sum(param.nbytes for param in model.parameters() if id(param) not in known)
 
 
 def _passes(training: Training, batch: torch.Tensor) -> dict[str, float]:

@@ -52,6 +52,7 @@ from forebay.optim.device_math import math_for
 from forebay.optim.rule import AdamRule
 from forebay.plan.memory import backlog_bytes
 from forebay.plan.program import build_program
+from forebay.plan.unit_order import reordered
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -77,6 +78,7 @@ class Engine:
     Attributes:
         ledger: Every byte that forebay placed.
         moves: Brings state off the device between phases, and back.
+        order: All units in the order of a forward; the indices of frozen ones follow the others'.
         page_locking: Locks what crosses the link, in the background; None where nothing is.
         terms: What the coming update is made with; its `clip_norm` may be set at any time.
         skipped_steps: Steps that changed nothing since a gradient was not finite.
@@ -130,6 +132,7 @@ class Engine:
         options = self.options
         inspected = look_at(model, groups=self.groups, options=options)
         refuse_taken(inspected.params)
+        self.order = inspected.order
         self.accelerator = accelerator_for(options.device)
         device = self.accelerator.device
         placed = place(inspected, options=options, device=device)
@@ -194,7 +197,6 @@ class Engine:
             piece_elements=self.placement.piece_elements,
         )
         connect_files(self._executor, self.placement, memory=self._memory)
-        self._order: tuple[int, ...] = tuple(range(len(self.units)))
         self.ranks = connect_ranks(
             self.units,
             executor=self._executor,
@@ -221,7 +223,7 @@ class Engine:
             executor=self._executor,
             departure=self.ranks.departure,
             policy=make_policy(parts),
-            program=build_program(self.placement, order=self._order),
+            program=build_program(self.placement, order=self.order),
             expected=self.placement.backwards_per_update,
         )
         residency = self.streaming.residency
@@ -239,8 +241,8 @@ class Engine:
 
     @property
     def program(self) -> Program:
-        """The program in force."""
-        return self.collector.program
+        """The program in force, with the loads that passes like the last ones need."""
+        return build_program(self.placement, order=self.order, uses=self.streaming.residency.uses)
 
     @property
     def traffic(self) -> dict[Any, int]:
@@ -303,8 +305,8 @@ class Engine:
 
     def _follow(self, order: tuple[int, ...]) -> None:
         """Units ran in this order; the next forward will need them so."""
-        self._order = order
-        self.collector.program = build_program(self.placement, order=order)
+        self.order = reordered(self.order, order)
+        self.collector.program = build_program(self.placement, order=self.order)
 
     def expect_backwards(self, count: int) -> None:
         """Plan for `count` backwards per update from the next window on; legal between windows.
@@ -363,7 +365,7 @@ class Engine:
             self.moves.finish()
             return
         self._barrier.refuse_closed("synchronize")
-        self.collector.policy.finish(self.program)
+        self.collector.policy.finish(self.collector.program)
         self.quiesce("synchronize")
 
     def close(self) -> None:
@@ -374,7 +376,7 @@ class Engine:
         try:
             self.moves.bring_home()
             if not self._barrier.is_closed:
-                self.collector.policy.finish(self.program)
+                self.collector.policy.finish(self.collector.program)
             if not self._barrier.shut():
                 return
             self.ranks.part()

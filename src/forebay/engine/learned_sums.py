@@ -42,7 +42,7 @@ class LearnedSums:
             micro_batches=options.micro_batches,
         )
         engine.collector.window.expected = count
-        engine.collector.program = build_program(engine.placement, order=engine._order)
+        engine.collector.program = build_program(engine.placement, order=engine.order)
 
     def plan(self, engine: Engine) -> None:
         """Called after every update."""

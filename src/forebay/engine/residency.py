@@ -22,6 +22,7 @@ from forebay.engine.unit import WeightState
 from forebay.errors import RankError, TransferError
 from forebay.links.observer import Moment
 from forebay.plan.foresight import Pass
+from forebay.plan.loads import Uses
 from forebay.plan.weight_pool import MoveKind
 from forebay.tiers.ledger import Role
 
@@ -102,6 +103,12 @@ class Residency:
         for unit in units:
             if unit.streams_weights:
                 unit.leave(nans)
+
+    @property
+    def uses(self) -> Uses | None:
+        """What the last forward and the last backward used; None before there was one of each."""
+        recorded = self.pool.foresight.recorded
+        return None if recorded is None else Uses(*recorded)
 
     def begin_forward(self) -> None:
         """A root forward begins."""

@@ -219,7 +219,8 @@ def take_snapshot(engine: Engine, run: RunState) -> Snapshot:
     duty = Duty.of(engine.options.group)
     builder = _Builder(duty, policy=engine.collector.policy)
     entries: dict[int, ParameterEntry] = {}
-    for index in engine._order:
+    trained = (index for index in engine.order if index < len(engine.units))
+    for index in trained:
         for record in engine.units[index].records:
             entries[record.index] = _entry_of(record)
             builder.add_trained(record)

@@ -41,7 +41,7 @@ def whole_of(engine: Engine, record: ParamRecord, held: torch.Tensor) -> torch.T
 def whole_gradient(engine: Engine, record: ParamRecord) -> torch.Tensor | None:
     """The mean over ranks of a window's gradient, once it is summed over them; None before."""
     part = record.part
-    engine.ranks.departure.settle(engine.program)
+    engine.ranks.departure.settle(engine.collector.program)
     if not part.sums.is_spread:
         return None
     if part.sums.here is not None:

@@ -13,6 +13,8 @@ from forebay.model.unbuilt import UnbuiltWeight
 from forebay.model.units import units_by_blocks, units_by_size
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from torch import nn
 
     from forebay.model.inspect import InspectedModel
@@ -73,7 +75,20 @@ def with_frozen(
         frozen=ModelSpec(units=tuple(specs)),
         params=tuple(params),
         owners=(*inspected.owners, *(tuple(owners[id(param)]) for param in new)),
+        order=_module_order([*inspected.spec.units, *specs], params=params, names=names),
     )
+
+
+def _module_order(
+    units: Sequence[UnitSpec], *, params: Sequence[nn.Parameter], names: Iterable[int]
+) -> tuple[int, ...]:
+    """Units by where the first of their parameters stands in the module tree."""
+    places = {key: place for place, key in enumerate(names)}
+    first = [
+        min(places.get(id(params[param.index]), len(places)) for param in unit.params)
+        for unit in units
+    ]
+    return tuple(sorted(range(len(units)), key=lambda index: (first[index], index)))
 
 
 def _comes_and_goes(param: nn.Parameter) -> bool:

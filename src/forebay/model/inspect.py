@@ -32,12 +32,14 @@ class InspectedModel:
         params: The parameters, by `ParamSpec.index`, trained ones first.
         owners: For each of them, the modules that hold it directly (several when tied).
         frozen: Units that are not trained and come and go; see `forebay.model.frozen`.
+        order: All units in module order; the indices of frozen ones follow the others'.
     """
 
     spec: ModelSpec
     params: tuple[nn.Parameter, ...]
     owners: tuple[tuple[nn.Module, ...], ...]
     frozen: ModelSpec
+    order: tuple[int, ...]
 
 
 def refuse_wrapped(model: nn.Module) -> None:
@@ -193,7 +195,6 @@ def inspect_model(
         )
     if outside:
         units.append(UnitMembers(OUTSIDE, outside))
-
     specs: list[UnitSpec] = []
     params: list[nn.Parameter] = []
     for unit in units:
@@ -217,4 +218,5 @@ def inspect_model(
         params=tuple(params),
         owners=tuple(tuple(owners.get(id(p), ())) for p in params),
         frozen=ModelSpec(units=()),
+        order=tuple(range(len(specs))),
     )

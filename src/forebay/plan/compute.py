@@ -11,6 +11,7 @@ of its own, so the longer of work and launches counts; on `cpu` both add up.
     mlp         gated: activation and product 5b f; plain 2b f
     eager attention: scores written, masked, softmax, dropout, read: 15 bytes a score
     loss        logits to fp32, log-softmax and both backwards: 40 bytes a logit
+A product costs backward two, for its input's gradient and its weight's; behind a frozen weight one.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from __future__ import annotations
 import bisect
 import math
 from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING
 
 from forebay.errors import ConfigError
@@ -32,13 +34,26 @@ if TYPE_CHECKING:
     from forebay.model.shape import ModelShape
     from forebay.plan.workload import Workload
 
-__all__ = ["BlockWork", "compute_seconds", "matrix_rate", "model_flops"]
+__all__ = ["BlockMatrices", "BlockWork", "compute_seconds", "matrix_rate", "model_flops"]
 
 _LOSS_BYTES_PER_LOGIT = 40
 # Wider than any row of a profile.
 _WIDE = 1e9
 # Kernels of a block's forward as transformers writes it.
 _LAUNCHES = {Norm.RMS: 60, Norm.LAYER: 30, Norm.BARE: 30}
+
+
+class BlockMatrices(Enum):
+    """Whether the matrices of blocks are trained."""
+
+    TRAINED = "trained"
+    FROZEN = "frozen"
+    """Gradients pass through them, and none is computed of them."""
+
+    @property
+    def backward_products(self) -> float:
+        """Products of a backward for each of the forward's."""
+        return 2.0 if self is BlockMatrices.TRAINED else 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +164,13 @@ def _embedding(shape: ModelShape, workload: Workload) -> BlockWork:
     return BlockWork(products=(), scores=0.0, nbytes=lookup + table * b / 2, launches=5)
 
 
-def _seconds(work: BlockWork, *, profile: Profile, dtype: str) -> tuple[float, float]:
+def _seconds(
+    work: BlockWork,
+    *,
+    profile: Profile,
+    dtype: str,
+    matrices: BlockMatrices = BlockMatrices.TRAINED,
+) -> tuple[float, float]:
     """(forward, backward) without recomputation."""
     memory = profile.device_memory or max(rate.copy for rate in profile.threads)
     launch = (profile.launch_seconds or 0.0) * work.launches
@@ -158,7 +179,8 @@ def _seconds(work: BlockWork, *, profile: Profile, dtype: str) -> tuple[float, f
     # Softmax between its two products keeps attention at about half of their rate (Dao 2023).
     scores = work.scores / (peak / 2)
     moved = work.nbytes / memory
-    forward, backward = flops + scores + moved, 2 * flops + 2.5 * scores + 2 * moved
+    forward = flops + scores + moved
+    backward = matrices.backward_products * flops + 2.5 * scores + 2 * moved
     if profile.machine.device == "cpu":
         forward, backward = forward + launch, backward + 2 * launch
     else:
@@ -167,17 +189,29 @@ def _seconds(work: BlockWork, *, profile: Profile, dtype: str) -> tuple[float, f
     return factor * forward, factor * backward
 
 
-def compute_seconds(shape: ModelShape, *, workload: Workload, profile: Profile) -> ComputeSeconds:
+def compute_seconds(
+    shape: ModelShape,
+    *,
+    workload: Workload,
+    profile: Profile,
+    matrices: BlockMatrices = BlockMatrices.TRAINED,
+) -> ComputeSeconds:
     """Seconds of one micro-batch by unit, in the order of `shape.spec`.
 
     See [Note: roofline].
+
+    Args:
+        shape: The model.
+        workload: Its micro-batch.
+        profile: The machine.
+        matrices: Whether those of the blocks are trained.
 
     Raises:
         ConfigError: The device has no rate for the precision.
     """
     dtype = workload.precision.dtype
     embedding = _seconds(_embedding(shape, workload), profile=profile, dtype=dtype)
-    block = _seconds(_block(shape, workload), profile=profile, dtype=dtype)
+    block = _seconds(_block(shape, workload), profile=profile, dtype=dtype, matrices=matrices)
     head = _seconds(_head(shape, workload), profile=profile, dtype=dtype)
     if workload.recompute is Recompute.BLOCKS:
         block = (block[0], block[0] + block[1])

@@ -45,6 +45,13 @@ class Foresight:
         found = self._orders.get(kind)
         return tuple(reversed(self._orders[Pass.FORWARD])) if found is None else found
 
+    @property
+    def recorded(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+        """What the last forward used and what the last backward; None before there was one."""
+        if Pass.BACKWARD not in self._orders:
+            return None
+        return self._orders[Pass.FORWARD], self._orders[Pass.BACKWARD]
+
     def begin(self, kind: Pass, *, then: Pass | None) -> None:
         """A pass begins.
 

@@ -12,8 +12,9 @@ from forebay.plan.placement import WeightPlace
 from forebay.plan.unit_bytes import load_bytes, weight_file_bytes, whole_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
+    from forebay.plan.loads import Uses
     from forebay.plan.placement import Placement, UnitPlacement
 
 __all__ = ["load_ops"]
@@ -21,7 +22,7 @@ __all__ = ["load_ops"]
 _TRIGGERS = {Pass.FORWARD: TriggerKind.FORWARD_USE, Pass.BACKWARD: TriggerKind.BACKWARD_USE}
 
 
-def load_ops(placement: Placement, *, order: Sequence[int]) -> list[Op]:
+def load_ops(placement: Placement, *, uses: Uses) -> list[Op]:
     """What brings weights for each pass: once for units that every pass of a kind loads.
 
     Loads of weights in files follow their reads, and gathers over ranks follow both, by positions
@@ -29,10 +30,11 @@ def load_ops(placement: Placement, *, order: Sequence[int]) -> list[Op]:
 
     Args:
         placement: Where everything lives.
-        order: Unit indices in the order in which a forward needs them.
+        uses: What passes use.
     """
-    by_index = {unit.layout.index: unit for unit in placement.units}
-    loads = window_loads(placement, order=order)
+    every = (*placement.units, *placement.frozen)
+    by_index = {unit.layout.index: unit for unit in every}
+    loads = window_loads(placement, uses=uses)
     ops: list[Op] = []
     for (kind, index), count in Counter((load.kind, load.unit) for load in loads).items():
         is_every = count == placement.backwards_per_update

@@ -1,13 +1,15 @@
 """Which units' weights come up for which pass of a window: the pool's policy, run on paper.
 
-A steady window is looked at: the passes before it were like it, and its update has made all weights
-on the device stale. Passes are taken to use units in the forward's order and back; where a model
-does otherwise, or needs no weight in its first backward, less or more is loaded than is said here.
+A steady window is looked at: the passes before it were like it, and its update has made all trained
+weights on the device stale. Where no pass was watched, a forward is taken to use units in order, a
+backward to use them back to the first that is trained: nothing before it needs a gradient. Where a
+model does otherwise, less or more is loaded than is said here.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,10 +22,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from forebay.plan.load_rules import LoadRules
-    from forebay.plan.placement import Placement
+    from forebay.plan.placement import Placement, UnitPlacement
     from forebay.plan.weight_pool import Move
 
-__all__ = ["Load", "window_loads"]
+__all__ = ["Load", "Uses", "window_loads"]
+
+
+# After so many windows each one is as the one before, or nearly so.
+_WINDOWS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,20 +41,44 @@ class Load:
     unit: int
 
 
-def window_loads(placement: Placement, *, order: Sequence[int]) -> list[Load]:
+@dataclass(frozen=True, slots=True)
+class Uses:
+    """Units that come and go, in the order in which each pass uses them; again and again at will.
+
+    Attributes:
+        forward: A forward's uses.
+        backward: A backward's.
+    """
+
+    forward: tuple[int, ...]
+    backward: tuple[int, ...]
+
+    @classmethod
+    def expected(cls, placement: Placement, *, order: Sequence[int]) -> Uses:
+        """What passes are taken to use, given what a forward needs in order."""
+        trained = {unit.layout.index for unit in placement.units}
+        before = set(itertools.takewhile(lambda unit: unit not in trained, order))
+        comes = _that_come(placement)
+        used = [unit for unit in order if unit in comes]
+        back = tuple(unit for unit in reversed(used) if unit not in before)
+        return cls(tuple(used), back)
+
+
+def window_loads(placement: Placement, *, uses: Uses) -> list[Load]:
     """The loads of one steady window, each with the pass that first uses what it brings.
 
     Args:
         placement: Which units stream, and the pool's bytes.
-        order: Unit indices in the order in which a forward needs them.
+        uses: What its passes use.
     """
-    comes = {u.layout.index: u for u in placement.units if u.weights is not WeightPlace.DEVICE}
-    used = [unit for unit in order if unit in comes]
-    if not used:
+    comes = _that_come(placement)
+    if not uses.forward:
         return []
     return list(
         _steady_window(
-            tuple((index, streamed_bytes(comes[index].layout)) for index in used),
+            tuple((index, streamed_bytes(unit.layout)) for index, unit in comes.items()),
+            uses=uses,
+            trained=tuple(u.layout.index for u in placement.units if u.layout.index in comes),
             capacity_bytes=placement.pool_bytes,
             rules=placement.loads,
             backwards=placement.backwards_per_update,
@@ -60,27 +90,34 @@ def window_loads(placement: Placement, *, order: Sequence[int]) -> list[Load]:
 def _steady_window(
     sizes: tuple[tuple[int, int], ...],
     *,
+    uses: Uses,
+    trained: tuple[int, ...],
     capacity_bytes: int,
     rules: LoadRules,
     backwards: int,
 ) -> tuple[Load, ...]:
-    """`window_loads` from (index, bytes) in the order of a forward; a planner asks for it often."""
+    """`window_loads` from (index, bytes) of each unit; a planner asks for it often."""
     pool = WeightPool(
         dict(sizes),
         capacity_bytes=capacity_bytes,
         names={index: f"number {index}" for index, _ in sizes},
         rules=rules,
     )
-    used = [index for index, _ in sizes]
+    # The first window fills the order of uses; the second one begins with what its update left, and
+    # with frozen weights that another order had brought.
+    waiting: set[int] = set()
     found: list[Load] = []
-    # The first window fills the order of uses; the second one begins with what its update left.
-    for _ in range(2):
-        found = _window(pool, used, backwards=backwards)
+    for _ in range(_WINDOWS):
+        for unit in trained:  # the update has made them stale
+            waiting.difference_update(move.unit for move in pool.drop(unit))
+        before, found = found, _window(pool, uses, waiting=waiting, backwards=backwards)
+        if found == before:
+            break
     return tuple(found)
 
 
-def _window(pool: WeightPool, used: Sequence[int], *, backwards: int) -> list[Load]:
-    waiting: set[int] = set()
+def _window(pool: WeightPool, uses: Uses, *, waiting: set[int], backwards: int) -> list[Load]:
+    """One window; `waiting` are units that were loaded and not used since, and stays up to date."""
     found: list[Load] = []
 
     def _note(moves: Iterable[Move]) -> None:
@@ -90,13 +127,11 @@ def _window(pool: WeightPool, used: Sequence[int], *, backwards: int) -> list[Lo
             else:
                 waiting.discard(move.unit)
 
-    for unit in used:
-        pool.drop(unit)
     pool.foresight.expect(Pass.FORWARD)
     _note(pool.ahead())
     for turn in range(backwards):
         last = turn == backwards - 1
-        for kind, units in ((Pass.FORWARD, used), (Pass.BACKWARD, used[::-1])):
+        for kind, units in ((Pass.FORWARD, uses.forward), (Pass.BACKWARD, uses.backward)):
             ends = kind is Pass.BACKWARD
             then = None if ends and last else Pass.FORWARD if ends else Pass.BACKWARD
             pool.begin(kind, then=then)
@@ -107,3 +142,8 @@ def _window(pool: WeightPool, used: Sequence[int], *, backwards: int) -> list[Lo
                     found.append(Load(kind, turn, unit))
                 _note(pool.ahead())
     return found
+
+
+def _that_come(placement: Placement) -> dict[int, UnitPlacement]:
+    every = (*placement.units, *placement.frozen)
+    return {u.layout.index: u for u in every if u.weights is not WeightPlace.DEVICE}

@@ -38,7 +38,8 @@ class OpCosts:
 
     def __init__(self, placement: Placement, *, rates: Rates) -> None:
         self._placement = placement
-        self._units = {unit.layout.index: unit for unit in placement.units}
+        every = (*placement.units, *placement.frozen)
+        self._units = {unit.layout.index: unit for unit in every}
         self._rates = rates
 
     def task(self, op: Op, after: tuple[int, ...]) -> Task:

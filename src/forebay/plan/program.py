@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from forebay.model.layout import ITEM_BYTES, SUM_ITEM_BYTES
 from forebay.plan.file_pieces import held_pieces
 from forebay.plan.load_ops import load_ops
+from forebay.plan.loads import Uses
 from forebay.plan.ops import UPDATING, Lane, Op, OpKind, Trigger, TriggerKind, Turn
 from forebay.plan.placement import Accumulation, UpdatePlace, WeightPlace
 from forebay.plan.policies import Delayed, DuringBackward
@@ -223,20 +224,25 @@ def _updates_early(unit: UnitPlacement, placement: Placement) -> bool:
     return alone and isinstance(placement.policy, DuringBackward)
 
 
-def build_program(placement: Placement, *, order: Sequence[int]) -> Program:
+def build_program(
+    placement: Placement, *, order: Sequence[int], uses: Uses | None = None
+) -> Program:
     """The program of a placement.
 
     Args:
         placement: Where everything lives and updates.
-        order: Unit indices in the order in which the next forward needs them.
+        order: Unit indices in the order in which the next forward needs them; frozen ones that it
+            names are loaded, and no more.
+        uses: What passes use of the weights that come and go; None for what `order` lets expect.
 
     Returns:
         Gradient operations in reverse order, then the agreement, then updates in `order`.
     """
     builder = _Builder()
-    for op in load_ops(placement, order=order):
+    for op in load_ops(placement, uses=uses or Uses.expected(placement, order=order)):
         builder.add(op)
     by_index = {unit.layout.index: unit for unit in placement.units}
+    order = [index for index in order if index in by_index]
     norms, lands = [], {}
     for index in reversed(order):
         norm, land = _gradient_ops(builder, by_index[index], placement)

@@ -119,16 +119,20 @@ class _Interpreter:
         order: Sequence[int],
     ) -> None:
         self._program = program
-        self._units = {unit.layout.index: unit for unit in placement.units}
+        every = (*placement.units, *placement.frozen)
+        self._units = {unit.layout.index: unit for unit in every}
         self._costs = OpCosts(placement, rates=rates)
         self._compute = compute.times(placement.micro_batches)
         self._order = tuple(order)
-        # How many uses ahead the pool of streamed weights reaches.
-        comes = [u.layout for u in placement.units if u.weights is not WeightPlace.DEVICE]
-        streamed = [streamed_bytes(layout) for layout in comes]
-        largest = max(streamed, default=0)  # 0 too where all of them are empty
-        self._ahead = max(1, placement.pool_bytes // largest - 1) if largest else 1
-        self._uses: list[int] = []
+        # Bytes in the pool of each unit that comes and goes.
+        self._pooled = {
+            u.layout.index: streamed_bytes(u.layout)
+            for u in every
+            if u.weights is not WeightPlace.DEVICE
+        }
+        self._pool_bytes = placement.pool_bytes
+        # Uses so far of such units: which, and the task that used it.
+        self._uses: list[tuple[int, int]] = []
         self._files = FileTurns(program, placement)
         self._homes = [op.index for op in program.ops if op.kind is OpKind.WRITE_BACK]
         self.draft = _Draft()
@@ -151,7 +155,7 @@ class _Interpreter:
                 shown = (Row.COMPUTE, f"forward {self._name(unit)}", 0)
                 use = Trigger(TriggerKind.FORWARD_USE, unit)
                 after += self._loads(use, number, backward, after)
-                self._uses.append(draft.compute(self._compute.forward[unit], after, shown))
+                self._used(unit, draft.compute(self._compute.forward[unit], after, shown))
             if backward == last:
                 begun = draft.stream
                 self._ops(TriggerKind.BACKWARD, None, number, backward, begun)
@@ -160,7 +164,7 @@ class _Interpreter:
                 use = Trigger(TriggerKind.BACKWARD_USE, unit)
                 loads = self._loads(use, number, backward, ())
                 done = draft.compute(self._compute.backward[unit], loads, shown)
-                self._uses.append(done)
+                self._used(unit, done)
                 self._ops(TriggerKind.GRADIENT, unit, number, backward, (done,))
         self.ends.append(draft.stream[0])
         self._ops(TriggerKind.STEP, None, number, last, draft.stream)
@@ -176,9 +180,10 @@ class _Interpreter:
         assert use.unit is not None
         first = use.kind is TriggerKind.FORWARD_USE
         is_once = backward == (0 if first else self._program.backwards - 1)
-        room = self._uses[-self._ahead - 1 : -self._ahead]
-        found = []
-        for op in self._program.at(use):
+        found: list[int] = []
+        loads = self._program.at(use)
+        room = self._room_for(use.unit) if loads else ()
+        for op in loads:
             if op.turn is Turn.EVERY or is_once:
                 before = (*after, *room, *self._before(op, window, backward))
                 name = f"{op.kind.value} {self._name(use.unit)}"
@@ -186,6 +191,21 @@ class _Interpreter:
                 self.draft.ops[op.index, window, backward] = index
                 found.append(index)
         return tuple(found)
+
+    def _used(self, unit: int, task: int) -> None:
+        if unit in self._pooled:
+            self._uses.append((unit, task))
+
+    def _room_for(self, unit: int) -> tuple[int, ...]:
+        """The last use that has to end before a unit has room: those after it fill the pool."""
+        held, left = {unit}, self._pool_bytes - self._pooled[unit]
+        for other, task in reversed(self._uses):
+            if other not in held:
+                held.add(other)
+                left -= self._pooled[other]
+                if left < 0:
+                    return (task,)
+        return ()
 
     def _ops(
         self,
