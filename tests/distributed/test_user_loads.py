@@ -49,3 +49,14 @@ def test_what_one_rank_writes_reaches_every_copy(modifier, sharers):
 def test_every_rank_calls_the_users_own_loading_function(tmp_path, run, by):
     for checks in ranks.run(3, user_loads.load_with, str(tmp_path), run, by):
         assert all(checks.values()), checks
+
+
+def test_loading_what_is_there_changes_no_bit_on_any_rank():
+    """Whether weights are older than their masters, or in slices."""
+    runs = [
+        Run(stage=2, update="delayed"),
+        Run(stage=3, update="zenflow"),
+        Run(stage=3, offload="weights"),
+    ]
+    for same in ranks.run(2, user_loads.load_what_is_there, runs):
+        assert same == [True] * len(runs)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import forebay
-from distributed.saved_runs import OFFLOADS, Run, engine_of, go_on, masters
+from distributed.saved_runs import OFFLOADS, Run, engine_of, go_on, masters, state
 from forebay.errors import CheckpointError
 
 
@@ -69,6 +69,22 @@ def load_state_dict(stage: int, offload: str, inside: str) -> dict[str, bool]:
         after = engine.module.state_dict()["scale"].cpu()
         checks["goes on"] = not torch.equal(after, given["scale"])
         return checks
+
+
+def load_what_is_there(runs: list[Run]) -> list[bool]:
+    """Each run twice: as if nobody loaded anything, and with all that is there loaded again."""
+    same = []
+    for run in runs:
+        found = []
+        for loads in (False, True):
+            with engine_of(run) as engine:
+                losses = go_on(engine, 0, 4)
+                if loads:
+                    engine.load_state_dict(engine.state_dict())
+                    engine.optimizer.load_state_dict(engine.optimizer.state_dict())
+                found.append((losses + go_on(engine, 4, 8), state(engine)))
+        same.append(found[0] == found[1])
+    return same
 
 
 def load_on_one_rank(modifier: int, sharers: int) -> dict[str, bool]:

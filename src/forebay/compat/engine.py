@@ -349,7 +349,7 @@ class TrainingEngine:
         return self.module.state_dict(*args, **kwargs)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Load the module's weights; masters follow them at the next step."""
+        """Load the module's weights; masters follow those that change at the next step."""
         return self.module.load_state_dict(*args, **kwargs)
 
     def empty_partition_cache(self) -> None:

@@ -116,7 +116,7 @@ class Collector:
         self.departure = departure
         self.policy = policy
         for unit in units:
-            unit.on_rebase = policy.master_changed
+            unit.follow(policy)
         self.program = program
         self.window = Window(
             expected=expected,

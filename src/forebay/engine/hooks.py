@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 from forebay.engine.module_hook import ModuleHook
 from forebay.engine.one_pass import OnePass
 from forebay.engine.reads import first_reads, next_number
+from forebay.engine.same_loads import SameLoads
 from forebay.engine.unit import Unit, WeightState
 from forebay.errors import PendingWeightError, UnsupportedError
 from forebay.links.observer import Moment
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
     from torch import nn
     from torch.utils.hooks import RemovableHandle
+
+    from forebay.engine.record import ParamRecord
 
 __all__ = ["HookActions", "ModuleHooks"]
 
@@ -98,6 +101,7 @@ class ModuleHooks:
         self._restores: list[tuple[nn.Module, Any]] = []
         self._owned = self._units_of_modules(owners)
         self._owners = owners
+        self._same = SameLoads()
         self._wait_disabled = torch.compiler.disable(self._wait)
         self._attach()
 
@@ -231,10 +235,26 @@ class ModuleHooks:
     def _before_state_dict(self, *_args: Any) -> None:
         self._act.quiesce("state_dict")
 
-    def _before_load(self, *_args: Any) -> None:
+    def _before_load(
+        self, module: nn.Module, state: dict[str, Any], prefix: str, *_args: Any
+    ) -> None:
         self._act.quiesce("load_state_dict")
+        self._same.note(self._resident(module), state, prefix)
+
+    def _resident(self, module: nn.Module) -> list[tuple[str, ParamRecord]]:
+        """A module's own weights that live on the device, by name."""
+        _, units = self._owned.get(id(module), (module, []))
+        found = {
+            id(record.param): record
+            for unit in units
+            if not unit.streams_weights
+            for record in unit.records
+        }
+        named = module._parameters.items()
+        return [(name, found[id(param)]) for name, param in named if id(param) in found]
 
     def _after_load(self, module: nn.Module, _incompatible: Any) -> None:
+        self._same.confirm(self._resident(module))
         _, units = self._owned.get(id(module), (module, []))
         kept = {id(param) for param in module._parameters.values()}
         for record in (record for unit in units for record in unit.records):

@@ -86,7 +86,7 @@ def _one_of(names: Iterable[str], state: Mapping[str, torch.Tensor]) -> torch.Te
 def _import_weight(record: ParamRecord, source: torch.Tensor) -> None:
     if source.dtype is torch.float32 or not record.master_is_loaded:
         record.master_is_loaded = False
-        record.loaded_low = None
+        record.loaded = None
         _write_held(record, source)
         return
     # its master came with the optimizer's state, and stays where the weight is its rounding

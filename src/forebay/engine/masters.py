@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "is_written",
+    "keep_newer",
     "keep_written",
     "load_master",
     "refresh_master",
@@ -57,6 +58,8 @@ def refresh_master(record: ParamRecord) -> bool:
         return False
     _refuse_other_form(record)
     home = part.weight(slot)
+    if not moved and param._version == record.version and keep_newer(record):
+        return False
     part.await_readers()
     if moved:  # the user assigned p.data
         with torch.no_grad():
@@ -102,6 +105,17 @@ def keep_written(record: ParamRecord) -> bool:
     return any(_written(record)) and _refresh_streamed(record)
 
 
+def keep_newer(record: ParamRecord) -> bool:
+    """Whether a weight that nobody wrote is older than a loaded master, as training wants it.
+
+    Then that master is its next value, and waits for no other weight.
+    """
+    if record.is_held_back:
+        record.master_is_loaded, record.loaded = False, None
+        return True
+    return False
+
+
 def _written(record: ParamRecord) -> tuple[bool, bool]:
     """Whether the user assigned `p.data`, and whether he wrote into the copy on the device."""
     if record.away is None:
@@ -116,6 +130,8 @@ def _refresh_streamed(record: ParamRecord) -> bool:
     param, part, slot = record.param, record.part, record.slot
     moved, written = _written(record)
     if record.away is None or not (moved or written or record.master_is_loaded):
+        return False
+    if not (moved or written) and keep_newer(record):
         return False
     here = record.away if record.pending else part.weight(slot)
     _refuse_other_form(record)
@@ -175,7 +191,7 @@ def load_master(
         master: A whole fp32 master.
     """
     part, slot = record.part, record.slot
-    record.loaded_low = None
+    record.loaded = None
     if part.dtype is torch.float32 or (low is None and master is None):
         return
     record.master_is_loaded = True
@@ -183,10 +199,11 @@ def load_master(
         if master is not None:
             part.set_state("master", slot, master)
         else:
-            record.loaded_low = low
+            record.loaded = low
     elif low is not None:
         part.view(part.low, slot).copy_(low)
     elif master is not None:
+        record.loaded = master
         target, source = part.view(part.low, slot).reshape(-1), master.reshape(-1)
         for chunk in _chunks(source.numel()):
             target[chunk] = split(source[chunk].float())[1]
@@ -194,16 +211,24 @@ def load_master(
 
 def _settle_loaded(record: ParamRecord, home: torch.Tensor) -> None:
     part, slot = record.part, record.slot
-    low, record.loaded_low = record.loaded_low, None
+    loaded, record.loaded = record.loaded, None
     record.master_is_loaded = False
     part.sync_high()
+    other = None if loaded is None else loaded.reshape(-1)
+    here = part.share(home, slot).reshape(-1)
     if part.low is not None:
         if not part.high_is_weight:
             part.view(part.high, slot).copy_(part.share(home, slot))
+        if other is not None:
+            _settle_low(part.view(part.low, slot).reshape(-1), here, other)
         return
-    here = part.share(home, slot).reshape(-1)
-    offset = part.segments[slot.index].offset
-    _settle_whole(part, offset, here, None if low is None else low.reshape(-1))
+    _settle_whole(part, part.segments[slot.index].offset, here, other)
+
+
+def _settle_low(low: torch.Tensor, weight: torch.Tensor, master: torch.Tensor) -> None:
+    for chunk in _chunks(weight.numel()):
+        high = split(master[chunk].float())[0].to(weight.device)
+        low[chunk].masked_fill_((high != weight[chunk]).to(low.device), 0)
 
 
 def _settle_whole(

@@ -86,9 +86,10 @@ class ParamRecord:
         away: The NaN that it views while its weights are on the host alone, once there is one.
         master_is_loaded: The master came with a state dict and belongs to weights that may be
             loaded after it.
-        loaded_low: The low half of such a master where masters are whole, until its weights are
-            known.
+        loaded: What such a master came as if its part keeps masters in the other form (the low
+            half, or all of it), until its weights are known.
         on_rebase: Told when master and weight were set from outside of updates.
+        holds_back: Says whether the weight is older than its master, as training wants it.
     """
 
     def __init__(
@@ -114,8 +115,9 @@ class ParamRecord:
         self.pending = False
         self.away: torch.Tensor | None = None
         self.master_is_loaded = False
-        self.loaded_low: torch.Tensor | None = None
+        self.loaded: torch.Tensor | None = None
         self.on_rebase: Callable[[ParamRecord], None] | None = None
+        self.holds_back: Callable[[ParamRecord], bool] | None = None
         self._standin: StandIn | None = None
         # What owns stand-ins that were kept past their window.
         self._gone = _Gone(slot.names[0])
@@ -280,6 +282,11 @@ class ParamRecord:
         if self.arrival is not None:
             wait(self.arrival, f"the gradient sum of {self.label} on its way to the device")
             self.arrival = None
+
+    @property
+    def is_held_back(self) -> bool:
+        """Whether training computes with a weight that is older than the master."""
+        return self.holds_back is not None and self.holds_back(self)
 
     def rebase(self) -> None:
         """Master and weight were set from outside of updates, and agree as they are now."""

@@ -293,7 +293,7 @@ def _restore_record(
     if scope is Scope.EVERYTHING:
         record.step = entry.step
     record.master_is_loaded = False
-    record.loaded_low = None
+    record.loaded = None
     torch.autograd.graph.increment_version([record.param])
     record.rebase()
 

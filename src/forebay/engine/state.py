@@ -1,7 +1,8 @@
 """One parameter's optimizer state in torch's format: views of where it lives, and loading into it.
 
 Beside torch's own entries there is what completes the fp32 master: `master_low` (the low 16 bits
-of a split master) or `master`.
+of a split master) or `master`, which is there too where the weight is held back and does not have
+the other half.
 """
 
 from __future__ import annotations
@@ -50,13 +51,15 @@ class StateEntry(Mapping[str, torch.Tensor]):
         if name == "master_low":
             assert part.low is not None
             return part.view(part.low, slot)
+        if name == "master" and part.low is not None:
+            return part.master_copy(slot)
         return part.state(name, slot)
 
     def _names(self) -> list[str]:
         part = self._record.part
         names = ["step", "exp_avg", "exp_avg_sq"]
         if part.low is not None:
-            return [*names, "master_low"]
+            return [*names, "master" if self._record.is_held_back else "master_low"]
         return names if part.dtype is torch.float32 else [*names, "master"]
 
     def __iter__(self) -> Iterator[str]:

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from forebay.engine.gone_weights import leave_gone
-from forebay.engine.masters import keep_written, refresh_master, settle_stored
+from forebay.engine.masters import keep_newer, keep_written, refresh_master, settle_stored
 from forebay.engine.module_hook import ModuleHook
 from forebay.engine.refusals import compiled_error
+from forebay.engine.same_loads import SameLoads
 from forebay.engine.unit import WeightState
 from forebay.engine.watched import WatchedParameters
 from forebay.errors import PendingWeightError
@@ -94,6 +95,7 @@ class StreamingHooks:
         self._handles: list[RemovableHandle] = []
         # Modules that are being loaded from a state dict, and the weights meant.
         self._loading: dict[nn.Module, list[tuple[str, ParamRecord, Unit]]] = {}
+        self._same = SameLoads()
         self._watched: list[nn.Module] = []
         self._before_copy = before_copy
         self._restores: list[tuple[nn.Module, Any]] = []
@@ -260,7 +262,9 @@ class StreamingHooks:
         self._residency.acquire(unit)
         return record.param.data.detach().to("cpu", copy=True)
 
-    def _before_load(self, module: nn.Module, *_args: Any) -> None:
+    def _before_load(
+        self, module: nn.Module, state: dict[str, Any], prefix: str, *_args: Any
+    ) -> None:
         """Weights are loaded where they live, and where they are shown if somebody shows them.
 
         Torch ends with a module after those inside it, which may need a unit that they share.
@@ -281,10 +285,14 @@ class StreamingHooks:
         for (_, record, _), whole in zip(streamed, wholes, strict=True):
             record.param.data = whole
         self._loading[module] = streamed
+        self._same.note(((name, record) for name, record, _ in streamed), state, prefix)
 
     def _after_load(self, module: nn.Module, _incompatible: Any) -> None:
-        for _, record, _ in self._loading.pop(module, ()):
-            if record.param._version != record.version or record.master_is_loaded:
+        loaded = self._loading.pop(module, [])
+        self._same.confirm((name, record) for name, record, _ in loaded)
+        for _, record, _ in loaded:
+            written = record.param._version != record.version
+            if written or (record.master_is_loaded and not keep_newer(record)):
                 if record.part.is_sharded or record.part.weight_files is not None:
                     record.part.store(record.slot, record.param.data)
                 settle_stored(record)

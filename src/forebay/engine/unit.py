@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from forebay.accelerators.base import Accelerator
     from forebay.engine.part import PartStorage
+    from forebay.engine.policy import UpdatePolicy
     from forebay.engine.record import ParamRecord
     from forebay.engine.streamer import StagedPart
     from forebay.engine.weight_files import ParameterSource
@@ -125,7 +126,6 @@ class Unit:
         was_used: Whether its weights, which live on the host, were used since they last changed.
         on_arrival: Completes new weights once they have arrived, in the order of the compute
             stream.
-        on_rebase: Told of parameters whose master and weight were set from outside of updates.
     """
 
     def __init__(
@@ -150,18 +150,24 @@ class Unit:
         self.was_used = False
         self.staging: list[StagedPart] | None = None
         self.on_arrival: Callable[[], None] | None = None
-        self.on_rebase: Callable[[ParamRecord], None] | None = None
+        self._policy: UpdatePolicy | None = None
         for record in self.records:
             record.on_rebase = self._rebased
         self.state = WeightState.READY
         self._arrivals: list[Any] = []
         self._swapped: list[ParamRecord] = []
 
+    def follow(self, policy: UpdatePolicy) -> None:
+        """Tell a policy whose master and weight were set from outside of updates."""
+        self._policy = policy
+        for record in self.records:
+            record.holds_back = policy.holds_back
+
     def _rebased(self, record: ParamRecord) -> None:
         # what came up for the update is older; the gradient lands and the host updates
         self.staging = None
-        if self.on_rebase is not None:
-            self.on_rebase(record)
+        if self._policy is not None:
+            self._policy.master_changed(record)
 
     @property
     def updates_on_device(self) -> bool:
