@@ -10,7 +10,7 @@ import torch
 
 import forebay
 from compat_cases import engine_of, train
-from forebay.engine import EngineOptions, offload_with
+from forebay.engine import EngineOptions, offload_with, state_moves
 from forebay.engine.options import SumPlace
 from forebay.engine.state_moves import MOVABLE, HostPages, MoveTiming
 from forebay.errors import BudgetError, ConfigError, StateAwayError, UnsupportedError
@@ -80,6 +80,19 @@ def test_the_same_bits(kind, timing, device):
         options = replace(options, fault=FaultScript(seed=2, max_delay_us=1500))
     for roles in (MOVABLE, (Role.LP_PARAMS,), (Role.OPTIM_STATES, Role.HP_PARAMS)):
         _same(expected, _train(options, between=_round_trip(roles, timing)))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("timing", MoveTiming)
+@pytest.mark.parametrize("micro", [1, 3])
+def test_a_batch_of_its_own_for_everything(micro, timing, device, monkeypatch):
+    """Memory changes hands while other batches, late ones too, are still on the link."""
+    monkeypatch.setattr(state_moves, "_BATCH_BYTES", 1)
+    options = replace(KINDS["device"], device=device, backwards=micro, sum_place=SumPlace.DEVICE)
+    expected = _train(options, micro=micro)
+    late = replace(options, fault=FaultScript(seed=2, max_delay_us=1500))
+    move = _round_trip(MOVABLE, timing)
+    _same(expected, _train(late, between=move, micro=micro, inside=True))
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -218,6 +231,30 @@ def test_a_host_without_room_keeps_everything_where_it_is():
     with pytest.raises(BudgetError):
         engine.moves.offload(MOVABLE, pages=HostPages.LOCKED)
     assert [engine.ledger.bytes(tier) for tier in Tier] == before
+    run(model, optimizer, steps=1)
+    optimizer.close()
+
+
+def test_a_device_without_room_for_the_last_batch_keeps_everything_on_the_host(monkeypatch):
+    monkeypatch.setattr(state_moves, "_BATCH_BYTES", 1)
+    options = replace(KINDS["device"], device_budget=1 << 20)
+    model, optimizer, engine = _engine(options)
+    kept = [value.clone() for value in model.state_dict().values()]
+    held = engine.ledger.bytes(Tier.DEVICE)
+    engine.moves.offload(MOVABLE, pages=HostPages.LOCKED)
+    away, left = engine.ledger.bytes(Tier.DEVICE), engine.moves._arenas[-1][0].nbytes
+    taken = engine.ledger.reserve(
+        Tier.DEVICE, Role.STAGING, (1 << 20) - held + left // 2, what="another's"
+    )
+    for _ in range(2):
+        with pytest.raises(BudgetError):
+            engine.moves.reload()
+        assert engine.ledger.bytes(Tier.DEVICE) == away + taken.nbytes
+    taken.release()
+    engine.moves.reload()
+    assert engine.ledger.bytes(Tier.DEVICE) == held
+    for before, after in zip(kept, model.state_dict().values(), strict=True):
+        assert torch.equal(before, after)
     run(model, optimizer, steps=1)
     optimizer.close()
 

@@ -5,6 +5,10 @@ into host buffers that are kept, so that the second time nothing is allocated or
 device's memory goes back to its driver. It moves bytes and refuses who needs them meanwhile; what
 they mean is the parts' business.
 
+[Note: batches] The driver takes about a tenth of a copy's time to take memory back or to give it
+out again. Bytes therefore travel in batches: one batch's memory changes hands while another's
+bytes are on the link.
+
 Over several ranks every rank calls for the same moves, and all of them move or none.
 """
 
@@ -19,12 +23,13 @@ import torch
 
 from forebay.comm.together import Together
 from forebay.engine.moved_gradients import gradient_places
-from forebay.errors import BudgetError
+from forebay.errors import BudgetError, TransferError
+from forebay.links.lanes import wait
 from forebay.tiers.host import HostArena
 from forebay.tiers.ledger import Role
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 
     from forebay.engine.collector import Collector
     from forebay.engine.moved_gradients import GradientPlace
@@ -44,6 +49,11 @@ MOVABLE = (
 )
 
 
+# A batch ends with the tensor that fills it; see [Note: batches].
+_BATCH_BYTES = 1 << 30
+
+# (destination, source, bytes), and the device's memory.
+_Going: TypeAlias = tuple[tuple[int, int, int], torch.Tensor]
 _Pair: TypeAlias = "tuple[DeviceArena, HostArena]"
 _MovingGradient: TypeAlias = "tuple[GradientPlace, torch.Tensor, HostArena]"
 
@@ -99,6 +109,9 @@ class StateMoves:
         self._gradients: list[tuple[GradientPlace, torch.Tensor, torch.device]] = []
         # Copies off the device that may still run: what comes back follows them.
         self._leaving: list[Any] = []
+        # Copies to the device and their bytes, and gradients' memory there, until all have room.
+        self._coming: list[tuple[Any, int]] = []
+        self._returned: list[tuple[GradientPlace, torch.Tensor]] = []
         self._to_trim = False
 
     def offload(
@@ -139,6 +152,7 @@ class StateMoves:
                 partial(self._reserve, arenas, places, pages), what="offload_states()"
             )
         moved = self._leave(pairs, grads)
+        del grads  # else their memory would still be in use when it is given back
         self._vacate([a for a in self._policy.idle_arenas() if a.role in roles and a.flat.numel()])
         self._rebind()
         if timing is MoveTiming.WAIT:
@@ -180,20 +194,25 @@ class StateMoves:
         return pairs, grads
 
     def _leave(self, pairs: Sequence[_Pair], grads: Sequence[_MovingGradient]) -> int:
-        spans = [(b.address, a.flat.data_ptr(), a.nbytes) for a, b in pairs]
-        spans += [(buffer.address, value.data_ptr(), value.nbytes) for _, value, buffer in grads]
-        if not spans:
+        if not (pairs or grads):
             return 0
         event = self._lanes.accelerator.record_event()
-        ticket, moved = self._lanes.land(spans, event=event.handle, after=[])
-        kept: list[object] = [arena.vacate() for arena, _ in pairs]
+        going: list[_Going] = [
+            ((buffer.address, arena.flat.data_ptr(), arena.nbytes), arena.vacate())
+            for arena, buffer in pairs
+        ]
         for place, value, buffer in grads:
             there = buffer.tensor(value.dtype, offset_bytes=0, elements=value.numel())
             there = there.view(value.shape)
             place.put(there)
             self._gradients.append((place, there, value.device))
-            kept.append(value)
-        self._leaving.append(self._lanes.hold(ticket, kept, event))
+            going.append(((buffer.address, value.data_ptr(), value.nbytes), value))
+        moved = 0
+        for batch in _batches(going):
+            spans = [span for span, _ in batch]
+            ticket, nbytes = self._lanes.land(spans, event=event.handle, after=[])
+            moved += nbytes
+            self._leaving.append(self._lanes.hold(ticket, [kept for _, kept in batch], event))
         self._arenas += pairs
         self._barrier.away |= {arena.role for arena, _ in pairs} | {p.role for p, *_ in grads}
         self._to_trim = True
@@ -217,49 +236,88 @@ class StateMoves:
         """
         self._barrier.refuse_closed("reload_states()")
         self._occupy(partial(self._together.run, what="reload_states()"))
-        return self._return(timing)
+        return self._arrive(timing)
 
     def _occupy(self, run: Callable[[Callable[[], None]], None]) -> None:
-        coming = [*(arena for arena, _ in self._arenas), *self._idle]
+        """Take device memory for all that is away, or for nothing, and let the bytes come.
+
+        Nothing is forgotten here: what the host holds is whole until `_arrive`.
+        """
         try:
-            run(partial(_occupy_all, coming))
+            run(self._come)
         except BaseException:
-            for arena in coming:
+            for ticket, _ in self._coming:
+                with contextlib.suppress(RuntimeError):
+                    ticket.wait()
+            for arena in (*(arena for arena, _ in self._arenas), *self._idle):
                 arena.vacate()
+            self._coming.clear()
+            self._returned.clear()
+            self._lanes.reap()
             raise
 
-    def _return(self, timing: MoveTiming) -> int:
-        """Bring everything into the memory that it has again."""
-        spans = [(a.flat.data_ptr(), b.address, a.nbytes) for a, b in self._arenas]
+    def _come(self) -> None:
+        """Every batch's copy begins as soon as it has memory; see [Note: batches]."""
+        for arena in self._idle:
+            arena.occupy()
+        for batch in _batches(self._with_room()):
+            # The allocator may hand out memory that enqueued kernels still use: the copies wait.
+            event = self._lanes.accelerator.record_event()
+            spans = [span for span, _ in batch]
+            ticket = self._lanes.fetch(spans, event=event.handle, after=self._leaving)
+            self._coming.append((ticket, _nbytes(batch)))
+            self._lanes.hold(ticket, [kept for _, kept in batch], event)
+
+    def _with_room(self) -> Iterator[_Going]:
+        """What is away, one after the other, as each has taken its memory."""
+        for arena, buffer in self._arenas:
+            arena.occupy()
+            yield (arena.flat.data_ptr(), buffer.address, arena.nbytes), arena.flat
         for place, there, device in self._gradients:
             if place.get() is there:  # else it was discarded meanwhile
                 here = torch.empty_like(there, device=device)
-                spans.append((here.data_ptr(), there.data_ptr(), there.nbytes))
-                place.put(here)
-        arenas, self._arenas = self._arenas, []
-        self._idle.clear()
-        self._gradients.clear()
+                self._returned.append((place, here))
+                yield (here.data_ptr(), there.data_ptr(), there.nbytes), here
+
+    def _arrive(self, timing: MoveTiming) -> int:
+        """All that was away is here, or on its way."""
+        for place, here in self._returned:
+            place.put(here)
+        coming, self._coming = self._coming, []
+        for kept in (self._returned, self._arenas, self._idle, self._gradients, self._leaving):
+            kept.clear()
         self._barrier.away.clear()
-        if not spans:
-            self._rebind()
-            return 0
-        event = self._lanes.accelerator.record_event()
-        ticket = self._lanes.fetch(spans, event=event.handle, after=self._leaving)
-        self._leaving = []
-        self._lanes.hold(ticket, [arena.flat for arena, _ in arenas], event)
         self._rebind()
         if timing is MoveTiming.WAIT:
             self.finish()
         else:
-            self._lanes.accelerator.wait_for(ticket)
-        return sum(span[2] for span in spans)
+            for ticket, _ in coming:
+                self._lanes.accelerator.wait_for(ticket)
+        return sum(nbytes for _, nbytes in coming)
 
     def finish(self) -> None:
-        """Wait for moves that are on their way, and give device memory that left to its driver."""
+        """Wait for moves that are on their way, and give device memory that left to its driver.
+
+        Raises:
+            TransferError: A copy failed; the engine is closed.
+        """
+        if self._to_trim:
+            for ticket in self._leaving:
+                self._give_back(ticket)
         self._barrier.drain("a move of state")
         if self._to_trim:
             self._to_trim = False
             self._lanes.accelerator.trim()
+
+    def _give_back(self, ticket: Any) -> None:
+        """One batch's memory to the driver, while later ones are on the link."""
+        try:
+            wait(ticket, "a move of state")
+        except TransferError as error:
+            self._barrier.fail(str(error))
+            raise
+        self._lanes.reap()
+        self._lanes.accelerator.trim()
 
     def refuse_gradients(self) -> None:
         """Raise StateAwayError when a gradient comes while others of its window are away."""
@@ -273,7 +331,7 @@ class StateMoves:
         """
         if self._barrier.away and not self._barrier.is_closed:
             self._occupy(_alone)
-            self._return(MoveTiming.WAIT)
+            self._arrive(MoveTiming.WAIT)
 
     def close(self) -> None:
         """Give the buffers back."""
@@ -314,9 +372,20 @@ class StateMoves:
                 unit.show(self._barrier.nans)
 
 
-def _occupy_all(arenas: Sequence[DeviceArena]) -> None:
-    for arena in arenas:
-        arena.occupy()
+def _nbytes(batch: Sequence[_Going]) -> int:
+    return sum(span[2] for span, _ in batch)
+
+
+def _batches(going: Iterable[_Going]) -> Iterator[list[_Going]]:
+    """In their order; see [Note: batches]."""
+    batch: list[_Going] = []
+    for one in going:
+        batch.append(one)
+        if _nbytes(batch) >= _BATCH_BYTES:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
 
 
 def _alone(work: Callable[[], None]) -> None:
