@@ -11,7 +11,9 @@ from torch import nn
 
 from forebay.engine import EngineOptions, offload_with
 from forebay.engine.options import SumPlace
+from forebay.engine.policies import speculative, trial
 from forebay.engine.policies.speculative import SpeculativeUpdates
+from forebay.engine.policies.trial import Trial
 from forebay.links import FaultScript
 from forebay.plan import SixteenBitMaster
 from forebay.plan.policies import Speculative
@@ -46,6 +48,12 @@ def counts(monkeypatch):
 
     monkeypatch.setattr(SpeculativeUpdates, "close", _close)
     return found
+
+
+@pytest.fixture(autouse=True)
+def _not_timed(monkeypatch):
+    """How long steps take decides nothing here."""
+    monkeypatch.setattr(trial, "_WARM_UP", 1000)
 
 
 def _check(recipe: Recipe, options: EngineOptions, policy: Speculative = ALWAYS) -> None:
@@ -99,6 +107,31 @@ def test_delayed_and_reordered_copies(whole, seed, device, counts):
     options = EngineOptions(fault=fault, piece_elements=50, unit_elements=200, bf16_master=whole)
     _check(recipe, options)
     assert all(counts[-1])
+
+
+@pytest.mark.parametrize("with_it", [0.5, 2.0])
+def test_steps_that_are_shorter_without(with_it, monkeypatch, counts):
+    """With it for a while, then without, then with what is faster."""
+    for name in ("_WARM_UP", "_SETTLING", "_TIMED"):
+        monkeypatch.setattr(trial, name, 2)
+    seconds = {True: with_it, False: 1.0}
+    ways = []
+
+    class Timed(Trial):
+        def __init__(self):
+            self.now = 0.0
+            super().__init__(clock=lambda: self.now)
+
+        def step(self):
+            ways.append(self.uses)
+            self.now += seconds[self.uses]
+            return super().step()
+
+    monkeypatch.setattr(speculative, "Trial", Timed)
+    recipe = Recipe(dtype=torch.bfloat16, clip=RARELY, steps=16)
+    _check(recipe, EngineOptions())
+    assert ways == [True] * 6 + [False] * 4 + [with_it < 1.0] * 6
+    assert counts[-1][0] > 0
 
 
 @pytest.mark.parametrize("device", DEVICES)

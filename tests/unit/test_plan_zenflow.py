@@ -8,7 +8,7 @@ import pytest
 
 from forebay.plan.op_costs import OpCosts
 from forebay.plan.placement import Accumulation
-from forebay.plan.policies import Delayed
+from forebay.plan.policies import Delayed, Speculative
 from forebay.plan.program import Lane, OpKind, build_program
 from forebay.plan.setup import Home, Setup
 from forebay.plan.simulate import ComputeSeconds, simulate
@@ -84,6 +84,8 @@ def test_state_that_is_on_the_host_between_steps_crosses_the_link_for_its_share(
         (Accumulation.DEVICE_SUM, EXACT.policy, 28),
         # a delayed update leaves new weights over the gradient, whatever the master
         (Accumulation.SINGLE, Delayed(), 26),
+        # lines of a second state are read before they are written
+        (Accumulation.SINGLE, Speculative(), 38),
     ],
 )
 def test_an_update_on_the_host_reads_the_gradient_that_is_there(accumulation, policy, bytes_of_one):

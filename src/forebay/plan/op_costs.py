@@ -8,6 +8,7 @@ from forebay.model.layout import ITEM_BYTES, SUM_ITEM_BYTES
 from forebay.plan.fluid import Task
 from forebay.plan.ops import Lane, OpKind
 from forebay.plan.placement import MasterLayout
+from forebay.plan.policy_bytes import speculates
 from forebay.plan.zenflow import ZenFlow
 
 if TYPE_CHECKING:
@@ -93,12 +94,16 @@ class OpCosts:
 def _host_bytes(unit: UnitPlacement, kind: OpKind, *, placement: Placement) -> float:
     """Host memory traffic of this rank's update, sum of squares or gathering."""
     total = 0.0
+    speculative = speculates(placement.policy, update=unit.update, weights=unit.weights)
     for part in unit.layout.parts:
         item = ITEM_BYTES[part.dtype]
         gradient = item if placement.sends_addends else SUM_ITEM_BYTES
         # master and two moments in and out; a whole master leaves a new weight beside it
         whole = placement.master_layout(part.dtype, update=unit.update) is MasterLayout.WHOLE
         update = 2 * _STATE_BYTES + gradient + (item if whole else 0)
+        if speculative:
+            # a processor reads a line of the second state before it writes it, all new as it is
+            update += _STATE_BYTES
         per_element = {OpKind.NORM: 4, OpKind.GATHER_REST: gradient + _FOLD_BYTES}
         own = min(part.parameter_elements, placement.sharding.state(part).elements)
         total += per_element.get(kind, update) * own

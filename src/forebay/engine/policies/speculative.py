@@ -5,6 +5,9 @@ second state. The step takes that state where it decides on the same update, by 
 same gradient, same hyperparameters, factor 1. Else it updates in place as ever, so that the bits
 are those of the exact policy, overflows included. The state that training has is never touched
 before the step, so nothing that comes late is an error here; it costs a pass over the state.
+
+A second state is more traffic of host memory than one that is updated in place: where backward is
+too short to hide it, steps would be longer. That is tried and timed while training runs.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from forebay.engine.gradients import before_update
 from forebay.engine.masters import is_written
+from forebay.engine.policies.trial import Trial
 from forebay.engine.policy import UpdatePolicy
 from forebay.engine.spare_state import SpareState
 from forebay.optim.clip import gradient_scale
@@ -81,6 +85,7 @@ class SpeculativeUpdates(UpdatePolicy):
         self._clipped: deque[bool] = deque(maxlen=_RECENT)
         self._divisor = 1.0
         self._pauses = False
+        self._trial = Trial()
         self.taken = self.discarded = 0
         parts.executor.on_departed = self._departed
 
@@ -89,7 +94,7 @@ class SpeculativeUpdates(UpdatePolicy):
         del program
         self._discard(*self._attempts)
         self._order = None
-        if last and self._full and not self._pauses:
+        if last and self._full and self._trial.uses and not self._pauses:
             scale = self._parts.options.loss_scale.value
             divisor = scale * self._ranks
             self._order = self._terms.capture(self._records, norm=0.0, divisor=divisor)
@@ -196,6 +201,15 @@ class SpeculativeUpdates(UpdatePolicy):
                 *(said, count, len(self._clipped)),
             )
         self._pauses = pauses
+        if pauses:
+            self._trial.interrupt()
+        elif self._trial.step():
+            seconds = self._trial.seconds
+            _log.info(
+                "speculative updates %s: a step takes %.3f s with them, %.3f s without",
+                "go on" if self._trial.uses else "pause, the exact ones run in step()",
+                *(seconds[True], seconds[False]),
+            )
 
     def close(self) -> None:
         """See `UpdatePolicy`."""
