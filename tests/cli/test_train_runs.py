@@ -204,6 +204,19 @@ def test_updates_that_are_all_skipped_end_the_run(tmp_path: Path, capsys: Captur
     assert "5 updates in a row were skipped, the last at step 6 of 9" in ran.refusal()[0]
 
 
+def test_a_run_whose_loss_scale_never_fell_enough_is_no_success(
+    tmp_path: Path, capsys: Captured
+) -> None:
+    words = ["train", "--model", model_config(tmp_path), "--data", text_file(tmp_path)]
+    words += ["--sequence-length", 32, "--output", tmp_path / "run", "--quiet", "--steps", 6]
+    words += ["--eval-fraction", 0, "--set", "fp16.enabled=true"]
+    ran = forebay(capsys, *words, "--set", "fp16.initial_scale_power=32")
+    error, hint = ran.refusal()
+    assert ran.code == 1
+    assert "all 6 updates were skipped: no gradient was finite, and the model is what" in error
+    assert "fp16.initial_scale_power" in hint
+
+
 def test_evaluation_that_is_not_finite_ends_the_run(tmp_path: Path, capsys: Captured) -> None:
     folder = model_folder(tmp_path / "model")
     model = AutoModelForCausalLM.from_pretrained(folder)

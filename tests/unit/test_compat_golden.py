@@ -163,6 +163,19 @@ def test_offloaded_parameters_under_stage_2_are_refused_with_both_ways_out():
     assert "write stage 3, or delete" in caught.value.hint
 
 
+@pytest.mark.parametrize("sizes", ["auto", None])
+def test_a_loader_that_nobody_gives_a_batch_size_is_an_error(sizes):
+    raw = {name: value for name, value in STAGE2.items() if "batch" not in name}
+    if sizes is not None:
+        raw["train_micro_batch_size_per_gpu"] = sizes
+    model = small()
+    client = torch.optim.AdamW(model.parameters())
+    with pytest.raises(ConfigError, match=r"train_micro_batch_size_per_gpu \(not given\)"):
+        forebay.initialize(model=model, optimizer=client, config=raw, training_data=[1, 2])
+    with forebay.initialize(model=model, optimizer=client, config=raw)[0] as engine:
+        assert engine.train_micro_batch_size_per_gpu() == 1
+
+
 @pytest.mark.parametrize("section", ["optimizer", "scheduler"])
 def test_an_auto_that_nobody_resolves_is_an_error(section):
     raw = WITH_SCHEDULE | {

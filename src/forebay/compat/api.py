@@ -128,7 +128,8 @@ def initialize(
                 model_dtype=model_dtype(model),
                 client_optimizer=class_name(optimizer),
                 client_scheduler=class_name(lr_scheduler),
-                fallback_micro_batch_size=1,
+                # a loop of one's own makes its batches; the loader made here must be told
+                fallback_micro_batch_size=1 if training_data is None else None,
                 samples=samples_in(training_data),
                 asker="forebay.initialize",
             ),

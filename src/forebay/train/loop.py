@@ -153,7 +153,8 @@ class Loop:
         """Train; `steps_done` and `position` say how far it came.
 
         Raises:
-            GradientError: A loss is not finite; the weights are those of the last update.
+            GradientError: A loss is not finite; the weights are those of the last update. Or no
+                update of the whole run was applied.
             BudgetError: The device's memory ran out.
         """
         # A run that goes on was evaluated where it stopped only if an uninterrupted one is.
@@ -171,6 +172,13 @@ class Loop:
             if not ended and self._is_save_due():
                 self.last_save = time.monotonic()
                 self.save()
+        if 0 < self.total_steps == self.skips_in_a_row:
+            raise GradientError(
+                f"all {self.total_steps} updates were skipped: no gradient was finite, and the "
+                "model is what it was",
+                hint="the loss scale is still too large: a smaller fp16.initial_scale_power, more "
+                "--steps, or train in bfloat16",
+            )
 
     @property
     def ended_by(self) -> str | None:
