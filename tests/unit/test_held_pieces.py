@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import mmap
 
 import pytest
 import torch
 from torch import nn
 
+import forebay
+from forebay import TransferError
 from forebay.engine import EngineOptions, offload_with
 from forebay.engine.file_space import NvmeOptions
 from forebay.plan import Lane, UpdatePlace
-from forebay.plan.memory import buffer_bytes
+from forebay.plan.memory import buffer_bytes, forecast
 from forebay.tiers.ledger import Tier
 from unit.engine_cases import loss_of, same, weights
 
@@ -39,17 +42,19 @@ def _steps(model, optimizer, numbers):
         optimizer.zero_grad()
 
 
-def _read_bytes(model, optimizer):
-    """Of the third step; what the program says, too."""
+def _file_bytes(model, optimizer):
+    """Read and written by the third step, which is what the program says, and what files take."""
     engine = optimizer.engine
     _steps(model, optimizer, range(2))
     optimizer.synchronize()
-    before = engine.traffic[Lane.READ]
+    before = engine.traffic
     _steps(model, optimizer, [2])
     optimizer.synchronize()
-    read = engine.traffic[Lane.READ] - before
-    assert read == engine.program.traffic(Lane.READ)
-    return read
+    moved = [engine.traffic[lane] - before[lane] for lane in (Lane.READ, Lane.WRITE)]
+    assert moved == [engine.program.traffic(lane) for lane in (Lane.READ, Lane.WRITE)]
+    placed = {(row.tier.value, row.role.value): row.nbytes for row in engine.ledger.table()}
+    assert placed == forecast(engine.placement, device_page_bytes=mmap.PAGESIZE)
+    return *moved, engine.ledger.bytes(Tier.NVME)
 
 
 def test_small_units_stay_in_memory_behind_one_that_is_too_large(tmp_path):
@@ -64,17 +69,19 @@ def test_small_units_stay_in_memory_behind_one_that_is_too_large(tmp_path):
 
 
 @pytest.mark.parametrize("reads_ahead", [True, False])
-def test_buffers_beyond_those_in_motion_hold_pieces_that_are_read_once(reads_ahead, tmp_path):
-    read = {}
+def test_buffers_beyond_those_in_motion_hold_pieces_that_are_in_no_file(reads_ahead, tmp_path):
+    moved = {}
     for count in (4, 8, 16):
         model = _model(*[512] * 6)
         optimizer = _engine(model, tmp_path, buffer_count=count, reads_ahead=reads_ahead)
         held = optimizer.engine.placement.buffers.held
-        read[held] = _read_bytes(model, optimizer)
+        moved[held] = _file_bytes(model, optimizer)
         optimizer.close()
-    assert list(read) == [0, 4, 8]
+    assert list(moved) == [0, 4, 8]
     # The first unit is two whole pieces and a bias in a third, the second four and a bias.
-    assert read[0] - read[4] == read[4] - read[8] == 3 * 12 * BLOCK + 3 * 4096
+    fewer = 3 * 12 * BLOCK + 3 * 4096
+    for some, more in itertools.pairwise(moved.values()):
+        assert [a - b for a, b in zip(some, more, strict=True)] == [fewer] * 3
 
 
 def test_what_is_left_of_a_budget_holds_pieces_of_a_unit(tmp_path):
@@ -82,14 +89,33 @@ def test_what_is_left_of_a_budget_holds_pieces_of_a_unit(tmp_path):
     whole = _engine(model, tmp_path, buffer_count=4)
     taken = whole.engine.ledger.bytes(Tier.HOST)
     each = buffer_bytes(whole.engine.placement)
-    all_read = _read_bytes(model, whole)
+    all_moved = _file_bytes(model, whole)
     whole.close()
     model = _model(*[512] * 6)
     some = _engine(model, tmp_path, host_budget=taken + each + 100, buffer_count=4)
     assert some.engine.placement.buffers.held == 1
     assert all(unit.placement.update is UpdatePlace.NVME for unit in some.engine.units)
-    assert _read_bytes(model, some) == all_read - 12 * BLOCK
+    assert some.engine.ledger.bytes(Tier.HOST) == taken + each
+    assert _file_bytes(model, some) == tuple(nbytes - 12 * BLOCK for nbytes in all_moved)
     some.close()
+
+
+def test_more_buffers_than_are_needed_refuse_no_budget_that_fits_everything(tmp_path):
+    optimizer = _engine(_model(512, 512), tmp_path, host_budget=1 << 30, buffer_count=9)
+    assert {u.placement.update for u in optimizer.engine.units} == {UpdatePlace.HOST}
+    assert optimizer.engine.ledger.bytes(Tier.NVME) == 0
+    optimizer.close()
+
+
+def test_a_small_piece_takes_what_it_has_and_no_whole_buffer(tmp_path):
+    taken = {}
+    for count in (4, 8):
+        optimizer = _engine(_model(*[512] * 6), tmp_path, buffer_count=count)
+        taken[count] = optimizer.engine.ledger.bytes(Tier.HOST)
+        each = buffer_bytes(optimizer.engine.placement)
+        optimizer.close()
+    # Of the four that are held one has 512 elements, in three roles and as new weights.
+    assert taken[8] - taken[4] == 3 * each + 4 * 4096
 
 
 def test_pieces_that_are_held_are_what_a_user_loads(tmp_path):
@@ -107,3 +133,74 @@ def test_pieces_that_are_held_are_what_a_user_loads(tmp_path):
         found.append(weights(model))
         optimizer.close()
     assert same(*found)
+
+
+def _trained(folder, *, held, beside=False):
+    """An engine with four pieces in motion and so many held; of the twelve that there are."""
+    nvme = {"device": "nvme", "nvme_path": str(folder), "buffer_size": BLOCK}
+    config = {
+        "train_batch_size": 2,
+        "bf16": {"enabled": True},
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-2}},
+        "checkpoint": {"writer": {"decoupled": beside}},
+        "zero_optimization": {"stage": 2},
+    }
+    if held is not None:
+        config["zero_optimization"]["offload_optimizer"] = {**nvme, "buffer_count": 4 + held}
+    engine = forebay.initialize(model=_model(*[512] * 3), config=config)[0]
+    assert engine.core.placement.buffers.held == (held or 0)
+    return engine
+
+
+def _updates(engine, numbers):
+    for number in numbers:
+        x = torch.randn(2, 256, generator=torch.Generator().manual_seed(number))
+        engine.backward(loss_of(engine, x.to(torch.bfloat16)))
+        engine.step()
+
+
+@pytest.mark.parametrize("beside", [False, True])
+@pytest.mark.parametrize(("first", "second"), [(4, None), (None, 4), (4, 0), (4, 4)])
+def test_checkpoints_have_the_pieces_that_are_in_no_file(first, second, beside, tmp_path):
+    plain = _trained(tmp_path, held=None)
+    _updates(plain, range(5))
+    begun = _trained(tmp_path, held=first, beside=beside)
+    _updates(begun, range(2))
+    begun.save_checkpoint(str(tmp_path / "saved"))
+    _updates(begun, range(2, 5))  # while the checkpoint is written
+    begun.wait_for_checkpoint()
+    assert same(weights(plain.module), weights(begun.module))
+    begun.close()
+    rest = _trained(tmp_path, held=second)
+    rest.load_checkpoint(str(tmp_path / "saved"))
+    _updates(rest, range(2, 5))
+    assert same(weights(plain.module), weights(rest.module))
+    plain.close()
+    rest.close()
+
+
+def test_values_written_between_steps_reach_pieces_in_memory(tmp_path):
+    found = []
+    for held in (None, 4):
+        engine = _trained(tmp_path, held=held)
+        _updates(engine, range(2))
+        weight = engine.module[0].weight
+        forebay.utils.safe_set_full_fp32_param(weight, torch.full(weight.shape, 0.25))
+        state = forebay.utils.safe_get_full_optimizer_state(weight, "exp_avg")
+        forebay.utils.safe_set_full_optimizer_state(weight, state * 0.5, "exp_avg")
+        _updates(engine, range(2, 4))
+        found.append(weights(engine.module))
+        engine.close()
+    assert same(*found)
+
+
+def test_a_byte_of_memory_that_changed_is_found_and_named(tmp_path):
+    engine = _trained(tmp_path, held=4)
+    _updates(engine, range(2))
+    engine.synchronize()
+    state = engine.core.units[0].parts[0].files
+    state._held.role(0, 1, first=0, last=10)[3] += 1.0
+    with pytest.raises(TransferError, match=r"exp_avg of 0\.weight is not what was written"):
+        _updates(engine, [2])
+        engine.synchronize()
+    engine.close()

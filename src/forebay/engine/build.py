@@ -23,6 +23,7 @@ from forebay.hardware.affinity import CoreShare, Topology
 from forebay.model.inspect import OUTSIDE
 from forebay.model.layout import layout_unit
 from forebay.model.origin import origin_of
+from forebay.plan.file_pieces import held_pieces
 from forebay.plan.file_places import with_files
 from forebay.plan.memory import ring_bytes
 from forebay.plan.placement import (
@@ -164,19 +165,21 @@ def build_units(
         memory: Where memory comes from.
         source: The values of parameters on the meta device.
     """
-    units = []
+    units, held_of = [], held_pieces(placement)
     # 64 calls at most; what waits for one of them is a few percent of the model.
     heap = HeapTrimmer(every_bytes=max(_host_bytes(model.params) // 64, 8 << 20))
     for unit_placement, unit_spec in zip(placement.units, model.spec.units, strict=True):
         group_of = {param.index: param.group for param in unit_spec.params}
         parts, records = [], []
-        for layout in unit_placement.layout.parts:
+        held = held_of[unit_placement.layout.index]
+        for layout, count in zip(unit_placement.layout.parts, held, strict=True):
             part = PartStorage(
                 layout,
                 placement=placement,
                 update=unit_placement.update,
                 weights=unit_placement.weights,
                 memory=memory,
+                held=count,
             )
             parts.append(part)
             records.append(

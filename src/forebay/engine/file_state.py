@@ -22,12 +22,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from forebay.engine.file_space import FileSpace
+    from forebay.engine.held_records import HeldRecords
     from forebay.plan.records import Record
 
 __all__ = ["FileState"]
 
 # 4 MiB at once, as much as the scratch holds.
 _BLOCKS = 16
+_LOST_ON_DRIVE = "the drive returns wrong data; go back to the last checkpoint on another"
+_LOST_IN_MEMORY = "host memory changed by itself; go back to the last checkpoint elsewhere"
 # What the ledger calls each role.
 _TIER_ROLES = {
     "master": Role.HP_PARAMS,
@@ -46,14 +49,17 @@ class FileState:
         piece_elements: Elements of a record.
         space: The files.
         form: What a record holds.
+        held: The first records, where they stay in memory; closed with the rest.
 
     Attributes:
         dtype: Of every role.
         records: Its records, in order.
-        written: The last write of each record; None before the first update.
+        held: How many of them stay in memory.
+        written: The last write of each record, or the last update of one that stays in memory; None
+            before the first update.
         sums: Checksums by record, block and role, as int32.
         before_write: Called with a record's index before it is written here, so that no buffer
-            keeps what it was.
+            keeps what it was and nobody uses it meanwhile.
     """
 
     def __init__(
@@ -64,6 +70,7 @@ class FileState:
         piece_elements: int,
         space: FileSpace,
         form: RecordForm = STATE,
+        held: HeldRecords | None = None,
     ) -> None:
         self._roles, self._item = form.roles, form.item_bytes
         self.dtype: torch.dtype = getattr(torch, form.dtype)
@@ -73,14 +80,16 @@ class FileState:
         self._names = tuple(names)
         self._names_of: dict[int, list[str]] = {}
         self._space = space
-        nbytes = sum(record.nbytes for record in self.records)
+        self._held = held
+        self.held = 0 if held is None else len(held)
+        nbytes = sum(record.nbytes for record in self.records[self.held :])
         what = f"{' and '.join(form.roles)} of {elements} parameters"
         share: dict[Role, int] = {}
         for role in form.roles:
-            held = share.get(_TIER_ROLES[role], 0)
-            share[_TIER_ROLES[role]] = held + nbytes // len(form.roles)
+            counted = share.get(_TIER_ROLES[role], 0)
+            share[_TIER_ROLES[role]] = counted + nbytes // len(form.roles)
         self._bytes = NvmeBytes(space.ledger, share, what=what)
-        self._base = space.take(nbytes)
+        self._base = space.take(nbytes) - (0 if held is None else held.file_bytes)
         room = sum_bytes(elements, form)
         self._sums = HostArena(room, ledger=space.ledger, role=Role.STAGING, what=f"sums of {what}")
         self.sums = self._sums.tensor(torch.int32, offset_bytes=0, elements=room // 4)
@@ -88,8 +97,13 @@ class FileState:
         self._blank = set(range(room // 4))
 
     def offset(self, index: int) -> int:
-        """Where a record begins in the files."""
+        """Where a record begins in the files, unless it stays in memory."""
         return self._base + self.records[index].offset
+
+    def held_address(self, index: int) -> int:
+        """Where a record begins that stays in memory."""
+        assert self._held is not None
+        return self._held.address(index)
 
     def sums_address(self, index: int) -> int:
         """Address of a record's checksums."""
@@ -169,6 +183,8 @@ class FileState:
         """Give back what is counted; the space closes the files."""
         self._bytes.release()
         self._sums.close()
+        if self._held is not None:
+            self._held.close()
         self.sums = torch.empty(0, dtype=torch.int32)
 
     def _stretches(self, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
@@ -192,13 +208,18 @@ class FileState:
         return (offset, self._space.scratch.address, aligned(self._item * elements))
 
     def _load(self, index: int, role: int, first: int, last: int) -> torch.Tensor:
-        """Blocks of a record's role, in scratch, verified."""
-        record = self.records[index]
-        after = [] if self.written[index] is None else [self.written[index]]
-        span = self._span(record, index, role, first, last - first)
-        ticket = self._space.link.read(span, after=after, urgency=Urgency.WAITED_FOR)
-        self._wait(ticket, record, role)
-        held = self._scratch(last - first)
+        """Blocks of a record's role, in scratch or where they stay in memory, verified."""
+        record, written = self.records[index], self.written[index]
+        if self._held is not None and index < self.held:
+            if written is not None:
+                self._wait(written, record, role)
+            held = self._held.role(index, role, first=first, last=last)
+        else:
+            span = self._span(record, index, role, first, last - first)
+            after = [] if written is None else [written]
+            ticket = self._space.link.read(span, after=after, urgency=Urgency.WAITED_FOR)
+            self._wait(ticket, record, role)
+            held = self._scratch(last - first)
         for block in range(0, held.numel(), SUM_ELEMENTS):
             at = self._sum_index(record, role, first + block)
             if at in self._blank:
@@ -211,17 +232,22 @@ class FileState:
                     f"{self._roles[role]} of {names} is not what "
                     f"was written: its CRC-32C is {now & 0xFFFFFFFF:08x}, and was "
                     f"{then & 0xFFFFFFFF:08x}",
-                    hint="the drive returns wrong data; go back to the last checkpoint on another",
+                    hint=_LOST_IN_MEMORY if index < self.held else _LOST_ON_DRIVE,
                 )
         return held
 
     def _store(self, index: int, role: int, first: int, held: torch.Tensor) -> None:
-        record = self.records[index]
-        after = [] if self.written[index] is None else [self.written[index]]
+        record, written = self.records[index], self.written[index]
+        after = [] if written is None else [written]
         for block in range(0, held.numel(), SUM_ELEMENTS):
             at = self._sum_index(record, role, first + block)
             self.sums[at] = self._sum(held[block : block + SUM_ELEMENTS])
             self._blank.discard(at)
+        if self._held is not None and index < self.held:
+            if written is not None:
+                self._wait(written, record, role)
+            self._held.role(index, role, first=first, last=first + held.numel()).copy_(held)
+            return
         span = self._span(record, index, role, first, held.numel())
         self._wait(self._space.link.write(span, after=after), record, role)
 

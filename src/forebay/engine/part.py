@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from forebay.engine.file_state import FileState
+from forebay.engine.held_records import HeldRecords
 from forebay.engine.homes import own_tensor
 from forebay.engine.landing import GradientForm, Landing
 from forebay.engine.rank_sums import RankSums
@@ -28,6 +29,7 @@ from forebay.model.layout import Segment
 from forebay.optim.master import join, split_into
 from forebay.plan.placement import MasterLayout, UpdatePlace, WeightPlace
 from forebay.plan.policies import Delayed
+from forebay.plan.records import records
 from forebay.tiers.device import DeviceArena
 from forebay.tiers.host import HostArena
 
@@ -57,6 +59,7 @@ class PartStorage:
         update: Where this part's unit updates.
         weights: Where its weights live.
         memory: Device, ledger and page-locking policy.
+        held: Of a state in files, how many first records stay in memory.
 
     Attributes:
         weights: The working weights where they live, flat; empty where that is in files.
@@ -75,17 +78,17 @@ class PartStorage:
         update: UpdatePlace,
         weights: WeightPlace,
         memory: PartMemory,
+        held: int = 0,
     ) -> None:
-        self.layout = layout
+        self.layout, self.update = layout, update
         self.shard = placement.sharding.state(layout)
         self.own = self.shard.inner(placement.sharding.own(layout))
         self.segments = {slot.index: self.shard.segment(slot) for slot in layout.slots}
-        self.update = update
         self.master = placement.master_layout(layout.dtype, update=update)
         self.dtype = TORCH_DTYPES[layout.dtype]
         self.device = memory.device
         self._memory = memory
-        self.files = self._file_state(placement) if update is UpdatePlace.NVME else None
+        self.files = self._file_state(placement, held=held) if update is UpdatePlace.NVME else None
         self.loads: list[Any] = []
         self.direct_reads: list[DirectRead] = []
         self.squares: list[Any] = []
@@ -168,16 +171,21 @@ class PartStorage:
         """Elements of the state that is held here: the part's, or this rank's shard of them."""
         return self.shard.elements
 
-    def _file_state(self, placement: Placement) -> FileState:
+    def _file_state(self, placement: Placement, *, held: int) -> FileState:
         assert self._memory.files is not None
         if self.master is MasterLayout.SPLIT:
             self.master = MasterLayout.WHOLE
+        piece, stay = placement.buffers.piece_elements, None
+        if held:
+            first = records(self.elements, piece_elements=piece)[:held]
+            stay = HeldRecords(first, dtype=self.layout.dtype, memory=self._memory)
         names = [(slot.names[0], *self.segments[slot.index][:2]) for slot in self.layout.slots]
         return FileState(
             self.elements,
             names=names,
-            piece_elements=placement.buffers.piece_elements,
+            piece_elements=piece,
             space=self._memory.files,
+            held=stay,
         )
 
     def await_readers(self) -> None:

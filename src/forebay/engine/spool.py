@@ -9,17 +9,19 @@ the ticket of the one before:
 Where weights are in files too, they are summed and written instead of published; those of delayed
 updates stay over the gradient until the next step.
 
-[Note: what stays] The first pieces of the model have buffers of their own, as many as the placement
-holds: they are read once. Through the others pieces come and go, and they end a step with its last
-ones. Read-ahead during the next backward needs no clip factor; it fills them with the pieces that
-the coming step begins with, and leaves those among them that are here already. The file is the
-truth once the barrier was passed: a buffer is a copy of it, and whoever writes state otherwise
-makes the buffer forget it first.
+[Note: what stays] The first pieces of the model stay in memory, as many as the placement holds:
+they are neither read nor written, and whoever else needs one waits for its last update
+(`FileState`). Through the buffers the others come and go; these end a step with its last ones.
+Read-ahead during the next backward needs no clip factor; it fills them with the pieces that the
+coming step begins with, and leaves those among them that are here already. The file is the truth of
+such a piece once the barrier was passed: a buffer is a copy of it, and whoever writes state
+otherwise makes the buffer forget it first.
 """
 
 from __future__ import annotations
 
 import contextlib
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from forebay.engine.gradients import before_update
@@ -56,7 +58,7 @@ class _Buffer:
     Attributes:
         address: Where.
         holds: (state, index) of the record that is in it or on its way; None when empty.
-        arrival: The read that brings it.
+        arrival: The read that brings it, or the update that left it there.
         users: What must have ended before it is filled with another.
         is_wanted: Read ahead for the coming step, which has not used it yet.
     """
@@ -67,6 +69,11 @@ class _Buffer:
         self.arrival: Any = None
         self.users: list[Any] = []
         self.is_wanted = False
+
+    @property
+    def pending(self) -> list[Any]:
+        """What may still use what is in it."""
+        return self.users if self.arrival is None else [*self.users, self.arrival]
 
 
 class Spool:
@@ -96,47 +103,38 @@ class Spool:
         self._traffic = lanes.traffic
         size = buffer_bytes(placement)
         self._arena = HostArena(
-            size * self._plan.total,
+            size * self._plan.count,
             ledger=memory.ledger,
             role=Role.STAGING,
             what="state between files and updates",
             page_locking=memory.page_locking,
         )
-        every = [_Buffer(self._arena.address + i * size) for i in range(self._plan.total)]
         # In the order in which they were used last, oldest first.
-        self._buffers = every[: self._plan.count]
-        self._held = every[self._plan.count :]
-        self._owners: dict[tuple[FileState, int], _Buffer] = {}
+        self._buffers = [_Buffer(self._arena.address + i * size) for i in range(self._plan.count)]
+        self._held: dict[tuple[FileState, int], _Buffer] = {}
         self._last_update: Any = None
         self._last_write: Any = None
 
     def adopt(self, units: Iterable[Unit]) -> None:
-        """Let writers of these units' state tell the buffers; some of which hold its first pieces.
-
-        Args:
-            units: In module order.
-        """
-        pieces = []
+        """Let writers of these units' state tell the buffers."""
         for _, part, index in _pieces(units):
-            assert part.files is not None
-            part.files.before_write = self._forget
-            pieces.append((part.files, index))
-        self._owners = dict(zip(pieces, self._held, strict=False))
+            state = part.files
+            assert state is not None
+            state.before_write = self._forget
+            if index < state.held:
+                self._held[state, index] = buffer = _Buffer(state.held_address(index))
+                buffer.holds = state, index
 
     def read_ahead(self, units: Iterable[Unit]) -> None:
         """Fill buffers with what the coming step begins with, in the order of these units."""
         if not self._plan.reads_ahead:
             return
-        first: list[tuple[Unit, FileState, int]] = []
-        places = {True: len(self._owners), False: self._plan.count}
-        for unit, part, index in _pieces(units):
-            assert part.files is not None
-            is_held = (part.files, index) in self._owners
-            if places[is_held]:
-                places[is_held] -= 1
-                first.append((unit, part.files, index))
-            elif not any(places.values()):
-                break
+        coming = (
+            (unit, part.files, index)
+            for unit, part, index in _pieces(units)
+            if part.files is not None and index >= part.files.held
+        )
+        first = list(islice(coming, self._plan.count))
         wanted = [(state, index) for _, state, index in first]
         for buffer in self._buffers:
             buffer.is_wanted = buffer.holds in wanted
@@ -213,7 +211,10 @@ class Spool:
             updates = []
             for job in jobs_of(part, records, order, where=where):
                 updates.append(self._advance(unit, job, numbers, order.scale))
-                self._write(unit, job, updates[-1], leave(job, updates[-1]))
+                leaves = leave(job, updates[-1])
+                if job.index >= job.state.held:
+                    leaves = [self._write(unit, job, updates[-1]), *leaves]
+                self._leave(job, updates[-1], leaves)
             if updates:
                 tickets[-1] = part.ticket = self._lanes.hold(self._lanes.join(updates))
         return tickets
@@ -221,7 +222,7 @@ class Spool:
     def close(self) -> None:
         """Give the memory back; the lanes are closed. Idempotent."""
         self._buffers.clear()
-        self._owners.clear()
+        self._held.clear()
         self._arena.close()
 
     def _advance(self, unit: Unit, job: PieceJob, numbers: list[Any], scale: float) -> Any:
@@ -231,15 +232,15 @@ class Spool:
         if buffer is None:
             lanes.observer.doing(OpKind.READ, unit.name)
             buffer = self._fill(state, job.index)
-        if (state, job.index) not in self._owners:
+        if job.index >= state.held:
             self._buffers.remove(buffer)
             self._buffers.append(buffer)
             buffer.is_wanted = False
         job.buffer = buffer.address
         lanes.observer.doing(OpKind.UPDATE, unit.name)
-        after = [buffer.arrival, *buffer.users, *before_update(job.part)]
+        after = [*buffer.pending, *before_update(job.part)]
         if job.part.weight_files is not None and not job.is_whole:
-            after.append(self._read_weights(job.part.weight_files, job, buffer))
+            after += self._read_weights(job.part.weight_files, job, buffer)
         native = job.native(lanes.core)
         ticket = lanes.update(
             *(native, numbers, job.chosen, scale, max(1, job.record.elements), None, after),
@@ -261,10 +262,10 @@ class Spool:
         self._traffic[Lane.UP] += plan.nbytes
         return self._lanes.publish_behind(after, plan, event=event)
 
-    def _read_weights(self, state: FileState, job: PieceJob, buffer: _Buffer) -> Any:
+    def _read_weights(self, state: FileState, job: PieceJob, buffer: _Buffer) -> list[Any]:
         """Bring a piece's old weights behind its record: not all of them become new."""
-        if job.new_weights == job.buffer:  # fp32: the master that comes is the weight
-            return buffer.arrival
+        if job.new_weights == job.buffer:  # fp32: the master is the weight
+            return []
         written = state.written[job.index]
         after = buffer.users if written is None else [*buffer.users, written]
         piece = WeightPiece.whole(state, job.index)
@@ -272,7 +273,7 @@ class Spool:
         read = self._lanes.hold(self._link.read(span, after=after))
         self._lanes.observer.submitted(Lane.READ, read, span[2])
         self._traffic[Lane.READ] += span[2]
-        return piece.sums(self._lanes, "compare", at=job.new_weights, after=[read])
+        return [piece.sums(self._lanes, "compare", at=job.new_weights, after=[read])]
 
     def _write_weights(self, state: FileState, job: PieceJob, update: Any) -> Any:
         """Sum a piece's new weights and write them to their file."""
@@ -285,7 +286,7 @@ class Spool:
         state.written[job.index] = ticket
         return ticket
 
-    def _write(self, unit: Unit, job: PieceJob, update: Any, leaves: list[Any]) -> None:
+    def _write(self, unit: Unit, job: PieceJob, update: Any) -> Any:
         self._lanes.observer.doing(OpKind.STORE, unit.name)
         state, record = job.state, job.record
         span = (state.offset(job.index), job.buffer, record.nbytes)
@@ -293,26 +294,27 @@ class Spool:
         self._lanes.observer.submitted(Lane.WRITE, ticket, record.nbytes)
         self._traffic[Lane.WRITE] += record.nbytes
         state.written[job.index] = self._last_write = ticket
-        buffer = self._holder(state, job.index)
+        return ticket
+
+    def _leave(self, job: PieceJob, update: Any, users: list[Any]) -> None:
+        """A buffer holds its piece as the update leaves it, and is free once its users are done."""
+        buffer = self._holder(job.state, job.index)
         assert buffer is not None
-        # What the buffer holds is the piece as the update leaves it; it is free once both are out.
-        buffer.arrival, buffer.users = update, [ticket, *leaves]
+        if job.index < job.state.held:
+            job.state.written[job.index] = update
+        buffer.arrival, buffer.users = update, users
 
     def _holder(self, state: FileState, index: int) -> _Buffer | None:
-        own = self._owners.get((state, index))
-        among = self._buffers if own is None else [own]
-        return next((b for b in among if b.holds == (state, index)), None)
+        if index < state.held:
+            return self._held[state, index]
+        return next((b for b in self._buffers if b.holds == (state, index)), None)
 
     def _fill(self, state: FileState, index: int) -> _Buffer:
         """Enqueue the read of a record into the buffer that can best be spared."""
-        buffer = self._owners.get((state, index)) or next(
-            (b for b in self._buffers if not b.is_wanted), self._buffers[-1]
-        )
-        after = list(buffer.users)
+        buffer = next((b for b in self._buffers if not b.is_wanted), self._buffers[-1])
+        after = list(buffer.pending)  # one that was never used may still be read
         if state.written[index] is not None:
             after.append(state.written[index])
-        if buffer.arrival is not None:
-            after.append(buffer.arrival)  # never used: its read may still be under way
         if not self._plan.reads_ahead and self._last_update is not None:
             after.append(self._last_update)
         if not self._plan.writes_behind and self._last_write is not None:
@@ -329,10 +331,11 @@ class Spool:
         """The record is about to be written by somebody else."""
         buffer = self._holder(state, index)
         if buffer is not None:
-            for ticket in [buffer.arrival, *buffer.users]:
+            for ticket in buffer.pending:
                 with contextlib.suppress(RuntimeError):  # surfaces where it is waited for
                     ticket.wait()
-            buffer.holds, buffer.is_wanted = None, False
+            if index >= state.held:
+                buffer.holds, buffer.is_wanted = None, False
 
 
 def _pieces(units: Iterable[Unit]) -> Iterator[tuple[Unit, PartStorage, int]]:

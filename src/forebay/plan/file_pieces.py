@@ -8,28 +8,49 @@ from forebay.plan.placement import UpdatePlace
 from forebay.plan.records import record_count
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from forebay.model.layout import PartLayout
     from forebay.plan.placement import Placement, UnitPlacement
 
-__all__ = ["held_pieces", "piece_count"]
+__all__ = ["held_pieces", "piece_count", "pieces"]
 
 
 def piece_count(unit: UnitPlacement, placement: Placement) -> int:
     """How many pieces this rank's state of a unit has, where it is in files."""
+    return sum(_counts(unit, placement))
+
+
+def pieces(placement: Placement) -> Iterator[tuple[PartLayout, int]]:
+    """The part and the elements of every piece, in module order."""
+    most = placement.buffers.piece_elements
+    for unit in placement.units:
+        for part, count in zip(unit.layout.parts, _counts(unit, placement), strict=True):
+            elements = placement.sharding.state(part).elements
+            for number in range(count):
+                yield part, min(most, elements - number * most)
+
+
+def held_pieces(placement: Placement) -> dict[int, tuple[int, ...]]:
+    """Of each unit, by index, how many pieces of each part buffers hold: the model's first ones."""
+    left, found = placement.buffers.held, {}
+    for unit in placement.units:
+        held = []
+        for count in _counts(unit, placement):
+            held.append(min(left, count))
+            left -= held[-1]
+        found[unit.layout.index] = tuple(held)
+    return found
+
+
+def _counts(unit: UnitPlacement, placement: Placement) -> list[int]:
+    """Of each part."""
     if unit.update is not UpdatePlace.NVME:
-        return 0
-    return sum(
+        return [0] * len(unit.layout.parts)
+    return [
         record_count(
             placement.sharding.state(part).elements,
             piece_elements=placement.buffers.piece_elements,
         )
         for part in unit.layout.parts
-    )
-
-
-def held_pieces(placement: Placement) -> dict[int, int]:
-    """Of each unit, by index, how many pieces buffers hold: the first ones in module order."""
-    left, found = placement.buffers.held, {}
-    for unit in placement.units:
-        found[unit.layout.index] = min(left, piece_count(unit, placement))
-        left -= found[unit.layout.index]
-    return found
+    ]

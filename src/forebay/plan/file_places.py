@@ -6,10 +6,11 @@ The engine asks, and the planner: what is planned is what runs. No files here.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING
 
-from forebay.plan.file_pieces import piece_count
-from forebay.plan.memory import buffer_bytes, forecast, part_bytes
+from forebay.plan.file_pieces import piece_count, pieces
+from forebay.plan.memory import forecast, part_bytes, piece_bytes
 from forebay.plan.placement import FileBuffers, UpdatePlace, WeightPlace
 from forebay.plan.records import SUM_ELEMENTS
 
@@ -230,12 +231,14 @@ def _with_needed_buffers(placement: Placement) -> Placement:
 
 
 def _with_pieces_in_memory(placement: Placement, *, left: int) -> Placement:
-    """What is left has no room for a unit: it holds pieces of one, which are then not read."""
-    each, buffers = buffer_bytes(placement), placement.buffers
-    more = left // each if each else 0
-    return _with_needed_buffers(
-        replace(placement, buffers=replace(buffers, held=buffers.held + more))
-    )
+    """What is left has no room for a unit: it holds pieces of one, which then stay there."""
+    held = placement.buffers.held
+    for part, elements in islice(pieces(placement), held, None):
+        left -= piece_bytes(elements, part.dtype)
+        if left < 0:
+            break
+        held += 1
+    return _with_needed_buffers(replace(placement, buffers=replace(placement.buffers, held=held)))
 
 
 def _piece_elements(wanted: int | None, *, host_budget: int | None, each_bytes: int) -> int:

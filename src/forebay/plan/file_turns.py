@@ -31,14 +31,16 @@ class FileTurns:
     def __init__(self, program: Program, placement: Placement) -> None:
         self._reads = [op for op in program.ops if op.kind is OpKind.READ]
         self._by_unit = {op.unit: op for op in self._reads}
-        self._turns = {op.index: turn for turn, op in enumerate(self._reads)}
         self._stores = {op.unit: op.index for op in program.ops if op.kind is OpKind.STORE}
-        self._depth = min(placement.buffers.count, len(self._reads))
         held = held_pieces(placement)
         coming = {
-            unit.layout.index: piece_count(unit, placement) - held[unit.layout.index]
+            unit.layout.index: piece_count(unit, placement) - sum(held[unit.layout.index])
             for unit in placement.units
         }
+        # Those whose unit needs buffers at all.
+        self._through = [op for op in self._reads if op.unit is not None and coming[op.unit]]
+        self._turns = {op.index: turn for turn, op in enumerate(self._through)}
+        self._depth = min(placement.buffers.count, len(self._through))
         left = placement.buffers.count if placement.buffers.reads_ahead else 0
         self._ahead: dict[int, float] = {}
         for op in self._reads:
@@ -57,7 +59,9 @@ class FileTurns:
 
     def frees(self, read: Op, window: int) -> tuple[int, int] | None:
         """The store that leaves a buffer to a read: its number in the program, and its window."""
+        if read.index not in self._turns:
+            return None
         turn = self._turns[read.index] - self._depth
-        before = self._reads[turn]  # from the end of the list where that was a window ago
+        before = self._through[turn]  # from the end of the list where that was a window ago
         window -= turn < 0
         return (self._stores[before.unit], window) if window >= 0 else None

@@ -8,10 +8,12 @@ forecast is exact: every mapping is rounded up to pages, as the arenas are.
 from __future__ import annotations
 
 import mmap
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from forebay.model.layout import ITEM_BYTES, SUM_ITEM_BYTES
 from forebay.plan.exchange_memory import exchange_bytes
+from forebay.plan.file_pieces import held_pieces, pieces
 from forebay.plan.placement import Accumulation, MasterLayout, UpdatePlace, WeightPlace
 from forebay.plan.policy_bytes import policy_bytes
 from forebay.plan.records import (
@@ -34,6 +36,7 @@ __all__ = [
     "forecast",
     "leaving_bytes",
     "part_bytes",
+    "piece_bytes",
     "ring_bytes",
     "weight_buffer_bytes",
     "weight_staging_bytes",
@@ -135,6 +138,10 @@ def forecast(placement: Placement, *, device_page_bytes: int = 1) -> dict[tuple[
             )
             for key, value in sizes.items():
                 total[key] = total.get(key, 0) + value
+    held = _held_file_bytes(placement)
+    if held:
+        total["nvme", "hp_params"] -= held // 3
+        total["nvme", "optim_states"] -= held // 3 * 2
     for unit in placement.frozen:
         here = unit.weights is WeightPlace.RANKS
         key = ("device" if here else "host", "lp_params")
@@ -153,7 +160,11 @@ def forecast(placement: Placement, *, device_page_bytes: int = 1) -> dict[tuple[
     if sums and placement.accumulation is Accumulation.HOST_SUM:
         staging += _rounded(ring_bytes(placement), mmap.PAGESIZE)
     if any(unit.update is UpdatePlace.NVME for unit in placement.units):
-        staging += placement.buffers.total * buffer_bytes(placement)
+        staging += placement.buffers.count * buffer_bytes(placement)
+        staging += sum(
+            piece_bytes(elements, part.dtype)
+            for part, elements in islice(pieces(placement), placement.buffers.held)
+        )
         staging += SCRATCH_BYTES
     staging += weight_staging_bytes(placement)
     if staging:
@@ -165,16 +176,41 @@ def _file_bytes(elements: int, placement: Placement) -> int:
     return records_bytes(elements, piece_elements=placement.buffers.piece_elements)
 
 
+def _held_file_bytes(placement: Placement) -> int:
+    """What pieces that buffers hold would take in files."""
+    if not placement.buffers.held:
+        return 0
+    held, most = held_pieces(placement), placement.buffers.piece_elements
+    return sum(
+        _file_bytes(min(count * most, placement.sharding.state(part).elements), placement)
+        for unit in placement.units
+        for part, count in zip(unit.layout.parts, held[unit.layout.index], strict=True)
+    )
+
+
+def piece_bytes(elements: int, dtype: str) -> int:
+    """Host bytes that a piece of state takes: its record, and the new weights behind it.
+
+    Args:
+        elements: Of the piece.
+        dtype: Of the weights; those in fp32 are the master itself.
+    """
+    new = 0 if dtype == "float32" else ITEM_BYTES[dtype]
+    record = records_bytes(elements, piece_elements=max(1, elements))
+    return _rounded(record + new * elements, mmap.PAGESIZE)
+
+
 def buffer_bytes(placement: Placement) -> int:
-    """Bytes of one buffer: the largest record in files, and the new weights behind it."""
-    largest = 0
-    for unit in placement.units:
-        for part in unit.layout.parts if unit.update is UpdatePlace.NVME else ():
-            elements = placement.sharding.state(part).elements
-            most = min(elements, placement.buffers.piece_elements)
-            new = 0 if part.dtype == "float32" else ITEM_BYTES[part.dtype]
-            largest = max(largest, _file_bytes(most, placement) + new * most)
-    return _rounded(largest, mmap.PAGESIZE)
+    """Bytes of one buffer: the largest piece."""
+    most = placement.buffers.piece_elements
+    return max(
+        (
+            piece_bytes(min(most, placement.sharding.state(part).elements), part.dtype)
+            for unit in placement.units
+            for part in (unit.layout.parts if unit.update is UpdatePlace.NVME else ())
+        ),
+        default=0,
+    )
 
 
 def weight_buffer_bytes(placement: Placement) -> int:

@@ -148,7 +148,8 @@ class FileBuffers:
 
     Attributes:
         count: Buffers, each for one piece, through which pieces come and go.
-        held: Buffers beside them, of the first pieces in module order: these are read once.
+        held: Pieces that stay in memory beside them, the first ones in module order: these have no
+            place in files.
         piece_elements: Elements of a piece, a multiple of `SUM_ELEMENTS`.
         reads_ahead: Whether a piece is read while others are updated, the first ones during
             backward; else when the one before it is done.
@@ -160,11 +161,6 @@ class FileBuffers:
     piece_elements: int = 4 << 20
     reads_ahead: bool = True
     writes_behind: bool = True
-
-    @property
-    def total(self) -> int:
-        """All buffers."""
-        return self.count + self.held
 
     def kept(self, pieces: int) -> range:
         """Of the pieces that come and go, by their number in a step, those still in a buffer.

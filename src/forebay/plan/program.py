@@ -298,7 +298,7 @@ def _update_ops(
         up = 0 if unit.weights.is_off_device else unit_bytes(unit, placement)
         follows.append((OpKind.PUBLISH, Lane.UP, up))
     if unit.update is UpdatePlace.NVME:
-        nbytes = sum(record.nbytes for record in _records(unit, placement))
+        nbytes = sum(record.nbytes for record in _coming(unit, placement))
         if unit.weights is WeightPlace.NVME:
             nbytes += weight_file_bytes(unit, placement)
         follows.append((OpKind.STORE, Lane.WRITE, nbytes))
@@ -335,7 +335,7 @@ def _delayed_ops(
     lane = Lane.COMPUTE if on_device else Lane.HOST
     builder.add(Op(kind=OpKind.UPDATE, lane=lane, unit=index, after=after, trigger=step))
     if unit.update is UpdatePlace.NVME:
-        nbytes = sum(record.nbytes for record in _records(unit, placement))
+        nbytes = sum(record.nbytes for record in _coming(unit, placement))
         store = Op(
             kind=OpKind.STORE,
             lane=Lane.WRITE,
@@ -347,25 +347,26 @@ def _delayed_ops(
         builder.add(store)
 
 
-def _records(unit: UnitPlacement, placement: Placement) -> list[Record]:
+def _coming(unit: UnitPlacement, placement: Placement) -> list[Record]:
+    """A unit's pieces that come from files and go back."""
+    held = held_pieces(placement)[unit.layout.index]
     return [
         record
-        for part in unit.layout.parts
+        for part, count in zip(unit.layout.parts, held, strict=True)
         for record in records(
             placement.sharding.state(part).elements,
             piece_elements=placement.buffers.piece_elements,
-        )
+        )[count:]
     ]
 
 
 def _read_bytes(ordered: Sequence[UnitPlacement], placement: Placement) -> dict[int, int]:
     """Bytes that each unit in files reads from the second update on."""
-    held = held_pieces(placement)
     every = [
         (unit.layout.index, record.nbytes)
         for unit in ordered
         if unit.update is UpdatePlace.NVME
-        for record in _records(unit, placement)[held[unit.layout.index] :]
+        for record in _coming(unit, placement)
     ]
     kept = placement.buffers.kept(len(every))
     reads = dict.fromkeys((unit.layout.index for unit in ordered), 0)

@@ -76,7 +76,7 @@ _OFFLOAD: Final[tuple[Key, ...]] = (
         "zero_optimization.offload_optimizer.buffer_count",
         POSITIVE,
         "Pieces of state that are in host memory at once. They come and go through four of "
-        "them, or half of more; the others hold the first pieces, which are read once.",
+        "them, or half of more; the others hold the first pieces, which stay there.",
         default=4,
         auto=Auto.DEFAULT,
     ),
