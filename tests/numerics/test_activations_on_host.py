@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -128,6 +129,30 @@ def test_a_graph_that_is_kept_or_dropped(kind):
     optimizer.step()
     optimizer.close()
     assert optimizer.engine.ledger.bytes(Tier.HOST, Role.ACTIVATIONS) == 0
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_what_came_back_goes_when_its_block_is_done(kind):
+    """With all state on the device no gradient leaves, which would tidy up behind it."""
+    model = _Deep(kind, 8, skips=False).to(DEVICE)
+    options = replace(DOWN, device=DEVICE, update=UpdatePlace.DEVICE)
+    _, optimizer = offload_with(
+        model, torch.optim.AdamW(model.parameters(), lr=1e-2), options=options
+    )
+    store = optimizer.engine.streaming.activations
+    give, given, alive = store.give, [], []
+
+    def _give(kept):
+        found = give(kept)
+        given.append(weakref.ref(found))
+        alive.append(sum(one() is not None for one in given))
+        return found
+
+    store.give = _give
+    model(torch.randn(16, 32).to(DEVICE).requires_grad_()).pow(2).mean().backward()
+    assert len(alive) == 8
+    assert max(alive) <= 3
+    optimizer.close()
 
 
 def test_layer_order_asks_in_an_order_of_its_own_and_finds_it_on_its_way():

@@ -75,7 +75,9 @@ def _cases(draw):
     order = draw(st.permutations(range(count + few)))
     seconds = st.floats(0, 0.01)
     compute = ComputeSeconds(
-        forward=tuple(draw(seconds) for _ in order), backward=tuple(draw(seconds) for _ in order)
+        forward=tuple(draw(seconds) for _ in order),
+        backward=tuple(draw(seconds) for _ in order),
+        inputs=draw(st.just(()) | st.tuples(*[st.integers(0, 1 << 20)] * len(order))),
     )
     rates = Rates(host_memory=draw(_RATE), link_up=draw(_RATE), link_down=draw(_RATE))
     return placement, order, compute, rates
@@ -99,7 +101,8 @@ def test_order_lanes_and_bytes(case):
     assert len(result.ops) == 2 * sum(runs[op.turn] for op in program.ops)
     timeline = result.timeline
     for lane, row in ((Lane.UP, Row.UP), (Lane.DOWN, Row.DOWN)):
-        assert timeline.nbytes(row) == 2 * program.traffic(lane)
+        inputs = program.backwards * sum(compute.inputs)
+        assert timeline.nbytes(row) == 2 * (program.traffic(lane) + inputs)
     for row in (Row.COMPUTE, Row.UP, Row.DOWN, Row.HOST_UPDATE):
         spans = timeline.in_row(row)
         assert all(a.end <= b.begin + 1e-12 for a, b in itertools.pairwise(spans))

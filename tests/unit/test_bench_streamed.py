@@ -64,8 +64,21 @@ def test_half_of_the_parameters_stay(native):
 def test_any_variant_may_keep_activations_on_the_host(native):
     layers, tokens, width, item = 4, 16, 256, 2
     inputs = (layers - 1) * tokens * width * item  # of all layers but the last
-    assert _run("device+offload", "tiny")["activations_bytes"] == inputs
-    assert _run("device", "tiny")["activations_bytes"] == 0
+    there, here = _run("device+offload", "tiny"), _run("device", "tiny")
+    assert there["activations_bytes"] == inputs == there["forecast_activations_bytes"]
+    assert here["activations_bytes"] == here["forecast_activations_bytes"] == 0
+    assert there["forecast_host_bytes"] - here["forecast_host_bytes"] == inputs
+    for variant in ("device+offload", "device+layer+offload"):
+        found = _run(variant, accumulation=2)
+        moved = 2 * tokens * 64 * item  # of one of two layers
+        assert found["activations_bytes"] == found["forecast_activations_bytes"] == moved
+
+
+@pytest.mark.parametrize("variant", ["host", "device", "streamed+0+0+host"])
+def test_bytes_over_the_link_are_forecast(native, variant):
+    found = _run(variant, accumulation=2)
+    for way in ("up", "down"):
+        assert found[f"forecast_{way}_bytes"] == found[f"{way}_bytes"]
 
 
 def test_frozen_shapes_train_what_is_beside_their_matrices(native, monkeypatch):
@@ -104,6 +117,8 @@ def test_the_table_sets_the_forecast_beside_what_was_measured():
         "down_bytes": 2e9,
         "activations_bytes": 1e9,
         "weights_in_time": 0.875,
+        "forecast_up_bytes": 4e9,
+        "forecast_activations_bytes": 1.2e9,
         "device_reserved_bytes": 12_000_000_000,
         "forecast_device_bytes": 11_000_000_000,
         "host_peak_bytes": 15_000_000_000,
@@ -115,7 +130,8 @@ def test_the_table_sets_the_forecast_beside_what_was_measured():
         spec=StepSpec(variant="floor"), profile=a_profile(), results=(one,), failures=()
     )
     assert (
-        "| 10 | streamed | 4.00 | 4.00 | 2.00 | 87.5 | 1.00 | 0.50 | 12.0 | 11.0 | 15.0 | 14.0 "
+        "| 10 | streamed | 4.00 | 4.00 | 4.00 | 2.00 |  | 87.5 | 1.00 | 1.20 | 0.50 | 12.0 | 11.0 "
+        "| 15.0 | 14.0 "
         "| 2.000 | 1.500 | 30 |" in traffic_table(found).markdown()
     )
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from forebay.bench.spec import SHAPES
+from forebay.plan.activations import activations
 from forebay.plan.model_config import shape_of
 from forebay.plan.placement import UpdatePlace
 from forebay.plan.setup import Home, Setup
@@ -91,3 +93,12 @@ def test_the_peak_of_four_micro_batches_without_offload_is_foretold():
 def test_peaks_of_7b_are_foretold(weights, pool, measured):
     said = _said(_7B, rows=8, weights=weights, places="SSS") + pool
     assert said == pytest.approx(measured, rel=0.02)
+
+
+def test_inputs_on_the_host_free_what_they_freed():
+    """Of four blocks' inputs one is gone at the loss: both are peaks of 32k, 4 x 2,048 tokens."""
+    shape = SHAPES["32k"].planned("32k")
+    here = activations(shape, Workload(micro_batch=4, sequence=2048))
+    there = here.with_inputs_on_host(count=shape.layers)
+    freed = here.kept_by(shape.layers) - there.kept_by(shape.layers)
+    assert freed == pytest.approx(122_285_611_520 - 121_749_135_360, rel=0.001)

@@ -7,6 +7,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import forebay
+from forebay.plan.loads import Uses
 from forebay.plan.memory import forecast
 from forebay.plan.model_config import shape_of
 from forebay.plan.program import Lane, build_program
@@ -29,15 +30,16 @@ _LLAMA = {
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "weights", "accumulation"),
+    ("optimizer", "weights", "accumulation", "tied"),
     [
-        (Home.NVME, Home.NVME, 1),
-        (Home.NVME, Home.NVME, 3),
-        (Home.NVME, Home.HOST, 2),
-        (Home.HOST, Home.HOST, 1),
+        (Home.NVME, Home.NVME, 1, False),
+        (Home.NVME, Home.NVME, 3, False),
+        (Home.NVME, Home.HOST, 2, False),
+        (Home.HOST, Home.HOST, 1, False),
+        (Home.HOST, Home.HOST, 2, True),
     ],
 )
-def test_a_run_moves_what_the_plan_says(optimizer, weights, accumulation, tmp_path):
+def test_a_run_moves_what_the_plan_says(optimizer, weights, accumulation, tied, tmp_path):
     work = Workload(micro_batch=2, sequence=8, accumulation=accumulation)
     setup = Setup(stage=3, optimizer=optimizer, weights=weights, workload=work)
     assert in_engine(setup)
@@ -46,7 +48,8 @@ def test_a_run_moves_what_the_plan_says(optimizer, weights, accumulation, tmp_pa
         if config["zero_optimization"][key]["device"] == "nvme":
             config["zero_optimization"][key]["nvme_path"] = str(tmp_path)
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**_LLAMA), dtype=torch.bfloat16)
+    llama = _LLAMA | {"tie_word_embeddings": tied}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**llama), dtype=torch.bfloat16)
     tokens, seen = torch.randint(0, 500, (2, 8)), []
     with forebay.initialize(model=model, config=config)[0] as engine:
         for _ in range(4):
@@ -56,8 +59,10 @@ def test_a_run_moves_what_the_plan_says(optimizer, weights, accumulation, tmp_pa
             engine.synchronize()
             seen.append(engine.core.traffic)
         placed = forecast(engine.core.placement)
-    planned = placement_of(shape_of(_LLAMA, source="test"), setup)
+    planned = placement_of(shape_of(llama, source="test"), setup)
     assert forecast(planned) == placed
-    program = build_program(planned, order=range(len(planned.units)))
+    order = range(len(planned.units))
+    uses = Uses.expected(planned, order=order, again=order[:tied])
+    program = build_program(planned, order=order, uses=uses)
     for lane in (Lane.READ, Lane.WRITE, Lane.UP, Lane.DOWN):
         assert seen[-1].get(lane, 0) - seen[-2].get(lane, 0) == program.traffic(lane), lane

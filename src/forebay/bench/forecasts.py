@@ -6,10 +6,12 @@ The placement is the engine's own; its program is simulated with the rates of th
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+import mmap
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from forebay.bench.spec import SHAPES
+from forebay.bench.variant import Variant
 from forebay.errors import ConfigError
 from forebay.hardware.profile import Profile
 from forebay.plan.activations import activations
@@ -17,7 +19,7 @@ from forebay.plan.compute import BlockMatrices, compute_seconds
 from forebay.plan.device_peak import device_peak
 from forebay.plan.memory import forecast
 from forebay.plan.placement import UpdatePlace
-from forebay.plan.program import build_program
+from forebay.plan.program import Lane, build_program
 from forebay.plan.simulate import ComputeSeconds, simulate
 from forebay.plan.workload import Workload
 
@@ -25,25 +27,57 @@ if TYPE_CHECKING:
     from collections.abc import Container, Sequence
 
     from forebay.bench.spec import StepSpec
+    from forebay.plan.loads import Uses
     from forebay.plan.placement import Placement
 
-__all__ = ["forecast_of"]
+__all__ = ["Passes", "forecast_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passes:
+    """What a placement's passes are like.
+
+    Attributes:
+        order: Its units as a forward needs them.
+        uses: Of weights that come and go, what the last passes used; None where none did.
+    """
+
+    order: Sequence[int]
+    uses: Uses | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Inputs:
+    """Blocks' inputs that wait on the host in one backward: how many, and the bytes of each."""
+
+    count: int
+    nbytes: int
+
+    @property
+    def host_bytes(self) -> int:
+        """What holds them: memory of its own for each."""
+        return self.count * (-(-self.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE)
+
+    def by_block(self, blocks: int) -> list[int]:
+        """Bytes of each block's; the last one's is used before it would leave."""
+        each = self.count // max(1, blocks - 1) * self.nbytes
+        return [*[each] * (blocks - 1), 0]
 
 
 def forecast_of(
     spec: StepSpec,
     placement: Placement,
     *,
-    order: Sequence[int],
+    passes: Passes,
     micro_batch: int,
     frozen_bytes: int,
 ) -> dict[str, float]:
-    """Bytes by tier and, where the machine's rates are known, seconds of a step.
+    """Bytes by tier and by link and, where the machine's rates are known, seconds of a step.
 
     Args:
         spec: The work; blocks are recomputed.
         placement: Where everything lives.
-        order: Its units as a forward needs them.
+        passes: What they use of it.
         micro_batch: Rows of one forward.
         frozen_bytes: Bytes of weights that stay on the device and are not trained.
     """
@@ -57,12 +91,24 @@ def forecast_of(
     placed = {"device": 0, "host": 0}
     for (tier, _), nbytes in forecast(placement).items():
         placed[tier] = placed.get(tier, 0) + nbytes
-    held = placed["device"] + frozen_bytes
-    peak = device_peak(placement, activations(shape, work), placed=held)
-    return {
+    held, found = placed["device"] + frozen_bytes, activations(shape, work)
+    every = shape.layers * work.micro_batches_at_once
+    inputs = _Inputs(count=0, nbytes=found.kept // every)
+    if Variant.parse(spec.variant).offloads:
+        inputs = replace(inputs, count=every - work.micro_batches_at_once)
+        found = found.with_inputs_on_host(count=every)
+    peak = device_peak(placement, found, placed=held)
+    visited = _with_visits(placement, peak.visitors)
+    program = build_program(visited, order=passes.order, uses=passes.uses)
+    said: dict[str, float] = {
         "forecast_device_bytes": held + peak.total,
-        "forecast_host_bytes": placed["host"],
-    } | _seconds(spec, _with_visits(placement, peak.visitors), work, order=order)
+        "forecast_host_bytes": placed["host"] + inputs.host_bytes,
+        "forecast_up_bytes": program.traffic(Lane.UP),
+        "forecast_down_bytes": program.traffic(Lane.DOWN),
+        "forecast_activations_bytes": work.backwards * inputs.count * inputs.nbytes,
+    }
+    seconds = _seconds(spec, visited, work, passes=passes, inputs=inputs)
+    return said if seconds is None else said | {"forecast_seconds": seconds}
 
 
 def _with_visits(placement: Placement, visitors: Container[int]) -> Placement:
@@ -79,10 +125,15 @@ def _with_visits(placement: Placement, visitors: Container[int]) -> Placement:
 
 
 def _seconds(
-    spec: StepSpec, placement: Placement, work: Workload, *, order: Sequence[int]
-) -> dict[str, float]:
+    spec: StepSpec,
+    placement: Placement,
+    work: Workload,
+    *,
+    passes: Passes,
+    inputs: _Inputs,
+) -> float | None:
     if not spec.profile:
-        return {}
+        return None
     profile = Profile.from_dict(json.loads(spec.profile), source="this run's profile")
     shape = SHAPES[spec.size]
     matrices = BlockMatrices.FROZEN if shape.frozen else BlockMatrices.TRAINED
@@ -91,15 +142,21 @@ def _seconds(
             shape.planned(spec.size), workload=work, profile=profile, matrices=matrices
         )
     except ConfigError:  # the processor has no rate for 16-bit products
-        return {}
+        return None
+    after = len(compute.forward) - 1 - shape.layers
+    moved = (0, *inputs.by_block(shape.layers), *[0] * after)
+    compute = replace(compute, inputs=moved)
     compute = _with_frozen(compute, frozen=len(placement.frozen), blocks=shape.layers)
-    if len(order) != len(compute.forward):
-        return {}
-    program = build_program(placement, order=order)
+    if len(passes.order) != len(compute.forward):
+        return None
     ran = simulate(
-        program, placement=placement, rates=profile.rates(), compute=compute, order=order
+        build_program(placement, order=passes.order, uses=passes.uses),
+        placement=placement,
+        rates=profile.rates(),
+        compute=compute,
+        order=passes.order,
     )
-    return {"forecast_seconds": ran.step_seconds}
+    return ran.step_seconds
 
 
 def _with_frozen(compute: ComputeSeconds, *, frozen: int, blocks: int) -> ComputeSeconds:
@@ -109,8 +166,13 @@ def _with_frozen(compute: ComputeSeconds, *, frozen: int, blocks: int) -> Comput
     """
     if frozen != blocks:
         return compute
-    forward, backward = (
-        (seconds[0], *[0.0] * blocks, *seconds[1 + blocks :], *seconds[1 : 1 + blocks])
-        for seconds in (compute.forward, compute.backward)
+
+    def moved(values: Sequence[float]) -> tuple[float, ...]:
+        last = 1 + blocks
+        return (values[0], *[0] * blocks, *values[last:], *values[1:last])
+
+    return ComputeSeconds(
+        forward=moved(compute.forward),
+        backward=moved(compute.backward),
+        inputs=tuple(map(int, moved(compute.inputs))),
     )
-    return ComputeSeconds(forward=forward, backward=backward)

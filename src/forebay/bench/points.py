@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from forebay.bench.device_memory import at_rest, peaks, reset_peaks
-from forebay.bench.forecasts import forecast_of
+from forebay.bench.forecasts import Passes, forecast_of
 from forebay.bench.spec import WARM_UP
 from forebay.bench.traffic import Counters
 from forebay.observe.breakdown import break_down
@@ -70,7 +70,7 @@ def _point(training: Training, micro_batch: int) -> dict[str, Any]:
         result |= forecast_of(
             spec,
             engine.placement,
-            order=engine.order,
+            passes=Passes(order=engine.order, uses=engine.streaming.residency.uses),
             micro_batch=micro_batch,
             frozen_bytes=_bytes_that_stay(engine, training.model),
         )

@@ -206,10 +206,13 @@ def traffic_table(found: StepBench) -> Table:
             "tokens",
             "variant",
             "up GB",
+            "forecast",
             "up B/param",
             "down GB",
+            "forecast",
             "weights in time %",
             "activations down GB",
+            "forecast",
             "of full speed at 1 GB/s",
             "device GB",
             "forecast",
@@ -237,10 +240,13 @@ def _traffic_row(one: dict[str, Any]) -> tuple[str, ...]:
         str(one["tokens"]),
         one["variant"],
         f"{one['up_bytes'] / 1e9:.2f}",
+        _said(one, "up"),
         f"{one['up_bytes'] / one['parameters']:.2f}",
         f"{one['down_bytes'] / 1e9:.2f}",
+        _said(one, "down"),
         "" if in_time is None else f"{100 * in_time:.1f}",
         f"{moved / 1e9:.2f}",
+        _said(one, "activations"),
         f"{seconds / (seconds + 2 * moved / 1e9):.2f}" if moved else "",
         gigabytes(one.get("device_reserved_bytes")),
         gigabytes(one.get("forecast_device_bytes")),
@@ -250,3 +256,9 @@ def _traffic_row(one: dict[str, Any]) -> tuple[str, ...]:
         "" if said is None else f"{said:.3f}",
         f"{one.get('setup_seconds', 0):.0f}",
     )
+
+
+def _said(one: dict[str, Any], what: str) -> str:
+    """Gigabytes that the planner says; nothing in results of before it said so."""
+    nbytes = one.get(f"forecast_{what}_bytes")
+    return "" if nbytes is None else f"{nbytes / 1e9:.2f}"

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from forebay.plan.activations import ON_THEIR_WAY
 from forebay.tiers.ledger import Role
 
 if TYPE_CHECKING:
@@ -28,9 +29,6 @@ __all__ = ["ActivationStore", "KeptActivation", "is_kept_by_checkpoint"]
 
 # Of a few kilobytes the calls cost more than the memory is worth.
 _LEAST_BYTES = 1 << 10
-# One is copied while the next is computed.
-_IN_FLIGHT = 2
-_AHEAD = 2
 
 
 class KeptActivation:
@@ -108,6 +106,7 @@ class ActivationStore:
         with self._lanes.waiting("activations"):
             self._lanes.accelerator.wait_for(ticket)
         kept.up = None
+        self._lanes.reap()  # those given before are held no longer: nothing else may do it
         return tensor
 
     def _send_down(self, kept: KeptActivation) -> None:
@@ -123,7 +122,7 @@ class ActivationStore:
         self.nbytes += tensor.nbytes
         weakref.finalize(kept, self._idle.append, (arena, [kept.down])).atexit = False
         self._leaving.append((kept.down, weakref.ref(kept)))
-        while self._leaving and (len(self._leaving) > _IN_FLIGHT or self._leaving[0][0].done):
+        while self._leaving and (len(self._leaving) > ON_THEIR_WAY or self._leaving[0][0].done):
             ticket, leaving = self._leaving.popleft()
             with self._lanes.waiting("activations to leave"):
                 ticket.wait()
@@ -140,9 +139,9 @@ class ActivationStore:
         """
         at = len(self._given)
         self._given.append(kept.number)
-        following = self._expected[at + 1 : at + 1 + _AHEAD]
+        following = self._expected[at + 1 : at + 1 + ON_THEIR_WAY]
         if self._expected[at : at + 1] != [kept.number]:
-            following = [kept.number - 1 - ahead for ahead in range(_AHEAD)]
+            following = [kept.number - 1 - ahead for ahead in range(ON_THEIR_WAY)]
         for number in following:
             one = self._kept[number]() if 0 <= number < len(self._kept) else None
             if one is not None and one.tensor is None and one.up is None:

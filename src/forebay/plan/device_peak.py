@@ -75,12 +75,12 @@ def device_peak(placement: Placement, found: Activations, *, placed: int) -> Dev
 def _walk(placement: Placement, found: Activations, *, room: int | None) -> list[DevicePeak]:
     """All moments; `room` for what passes, visits included, or None where nothing visits."""
     held, visits = _Gradients(placement), _Visits(placement, room=room)
-    loss = found.kept + max(found.loss, found.block)
+    loss = found.kept_by(found.blocks) + max(found.loss, found.block)
     moments = [DevicePeak(activations=loss, gradients=held.total)]
     held.begin_last()
     is_spread = placement.sharding.size > 1
     for place in range(len(placement.units) - 1, -1, -1):
-        unit, kept = placement.units[place], found.kept * min(place, found.blocks) // found.blocks
+        unit, kept = placement.units[place], found.kept_by(place)
         at_work = found.block if 0 < place <= found.blocks else 0
         # over ranks a gradient is whole until it is packed for its exchange
         local = whole_bytes(unit) if is_spread else 0

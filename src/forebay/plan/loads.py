@@ -54,14 +54,24 @@ class Uses:
     backward: tuple[int, ...]
 
     @classmethod
-    def expected(cls, placement: Placement, *, order: Sequence[int]) -> Uses:
-        """What passes are taken to use, given what a forward needs in order."""
+    def expected(
+        cls, placement: Placement, *, order: Sequence[int], again: Sequence[int] = ()
+    ) -> Uses:
+        """What passes are taken to use.
+
+        Args:
+            placement: Which units come and go.
+            order: What a forward needs, in order.
+            again: What it needs once more at its end, where alone backward needs it: embeddings
+                that are the output layer too.
+        """
         trained = {unit.layout.index for unit in placement.units}
         before = set(itertools.takewhile(lambda unit: unit not in trained, order))
         comes = _that_come(placement)
         used = [unit for unit in order if unit in comes]
-        back = tuple(unit for unit in reversed(used) if unit not in before)
-        return cls(tuple(used), back)
+        more = [unit for unit in again if unit in comes]
+        back = [unit for unit in reversed(used) if unit not in before and unit not in more]
+        return cls((*used, *more), (*reversed(more), *back))
 
 
 def window_loads(placement: Placement, *, uses: Uses) -> list[Load]:

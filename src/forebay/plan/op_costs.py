@@ -22,6 +22,7 @@ __all__ = ["OpCosts"]
 _BULK = 1 << 30
 # Device memory traffic of an update per parameter: read and write fp32 state, gradient, weight.
 _DEVICE_UPDATE_BYTES = 28
+_URGENT = (OpKind.PUBLISH, OpKind.LOAD, OpKind.READ_WEIGHTS, OpKind.ACTIVATION)
 _ON_DEVICE = (OpKind.UPDATE, OpKind.IMPORTANT)
 # An addend that is added to fp32 sums: these are read and written beside it.
 _FOLD_BYTES = 2 * SUM_ITEM_BYTES
@@ -53,7 +54,7 @@ class OpCosts:
             Lane.WRITE: rates.file_write,
         }
         if op.lane in links:
-            urgent = op.kind in (OpKind.PUBLISH, OpKind.LOAD, OpKind.READ_WEIGHTS)
+            urgent = op.kind in _URGENT
             return Task(
                 lane=op.lane,
                 work=op.nbytes,

@@ -50,8 +50,8 @@ class OpKind(Enum):
     KEEP = "keep"
     """Keep a streamed unit's gradient on the device, or land it when its state found no room."""
     ACTIVATION = "activation"
-    """Move a boundary activation to the host or back; no part of a program, since shapes are the
-    data's."""
+    """Move a block's input to the host or back; no part of a program, since shapes are the data's:
+    the simulator is told them (`plan.input_moves`)."""
     LOAD = "load"
     """Bring a unit's weights, which live on the host, to the device for a pass."""
     READ_WEIGHTS = "read_weights"

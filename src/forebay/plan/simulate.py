@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from forebay.plan.file_turns import FileTurns
 from forebay.plan.fluid import Meeting, Task, run
 from forebay.plan.home_bytes import streamed_bytes
+from forebay.plan.input_moves import InputMoves
 from forebay.plan.op_costs import OpCosts
 from forebay.plan.placement import WeightPlace
 from forebay.plan.program import Lane, Op, OpKind, Trigger, TriggerKind, Turn
@@ -42,14 +43,18 @@ class ComputeSeconds:
     Attributes:
         forward: One forward of one micro-batch.
         backward: One backward, recomputation included.
+        inputs: Bytes of each unit's input that wait on the host from forward to backward, of all
+            micro-batches that pass together; empty where inputs stay.
     """
 
     forward: tuple[float, ...]
     backward: tuple[float, ...]
+    inputs: tuple[int, ...] = ()
 
     def times(self, count: int) -> ComputeSeconds:
         """Of so many micro-batches, one after the other."""
-        return ComputeSeconds(
+        return replace(
+            self,
             forward=tuple(count * one for one in self.forward),
             backward=tuple(count * one for one in self.backward),
         )
@@ -124,6 +129,8 @@ class _Interpreter:
         self._costs = OpCosts(placement, rates=rates)
         self._compute = compute.times(placement.micro_batches)
         self._order = tuple(order)
+        self._inputs = dict(enumerate(compute.inputs))
+        self._micro_batches = placement.micro_batches
         # Bytes in the pool of each unit that comes and goes.
         self._pooled = {
             u.layout.index: streamed_bytes(u.layout)
@@ -147,6 +154,7 @@ class _Interpreter:
         draft = self.draft
         last = self._program.backwards - 1
         for backward in range(self._program.backwards):
+            moves = self._input_moves()
             for unit in self._order:
                 after: tuple[int, ...] = (ready[unit],) if not backward and unit in ready else ()
                 if not backward and unit == self._order[-1]:
@@ -154,21 +162,34 @@ class _Interpreter:
                     after += tuple(self._gone_home(number))
                 shown = (Row.COMPUTE, f"forward {self._name(unit)}", 0)
                 use = Trigger(TriggerKind.FORWARD_USE, unit)
-                after += self._loads(use, number, backward, after)
-                self._used(unit, draft.compute(self._compute.forward[unit], after, shown))
+                after += self._loads(use, number, backward, after) + moves.before_forward()
+                done = draft.compute(self._compute.forward[unit], after, shown)
+                moves.computed(unit, by=done)
+                self._used(unit, done)
             if backward == last:
                 begun = draft.stream
                 self._ops(TriggerKind.BACKWARD, None, number, backward, begun)
             for unit in reversed(self._order):
                 shown = (Row.COMPUTE, f"backward {self._name(unit)}", 0)
                 use = Trigger(TriggerKind.BACKWARD_USE, unit)
-                loads = self._loads(use, number, backward, ())
-                done = draft.compute(self._compute.backward[unit], loads, shown)
+                after = self._loads(use, number, backward, ())
+                after += moves.before_backward(unit, after=draft.stream)
+                done = draft.compute(self._compute.backward[unit], after, shown)
                 self._used(unit, done)
                 self._ops(TriggerKind.GRADIENT, unit, number, backward, (done,))
         self.ends.append(draft.stream[0])
         self._ops(TriggerKind.STEP, None, number, last, draft.stream)
         return self._ready(number, last)
+
+    def _input_moves(self) -> InputMoves:
+        def _add(op: Op, after: tuple[int, ...]) -> int:
+            assert op.unit is not None
+            name = f"input of {self._name(op.unit)}"
+            return self.draft.add(self._costs.task(op, after), _shown(op, name))
+
+        return InputMoves(
+            self._inputs, order=self._order, micro_batches=self._micro_batches, add=_add
+        )
 
     def _loads(
         self, use: Trigger, window: int, backward: int, after: tuple[int, ...]

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from forebay.plan.compute import compute_seconds
+from forebay.plan.loads import Uses
 from forebay.plan.memory import backlog_bytes
 from forebay.plan.merged import Merged
 from forebay.plan.placement import Accumulation, UpdatePlace, WeightPlace
@@ -272,8 +273,9 @@ class _Engine:
         setup = replace(self._setup, workload=work)
         placement = placement_of(self._shape, setup, places=places or None, merged=self._merged)
         order = range(len(placement.units))
+        uses = Uses.expected(placement, order=order, again=order[: self._shape.tied])
         return simulate(
-            build_program(placement, order=order),
+            build_program(placement, order=order, uses=uses),
             placement=placement,
             rates=self._rates,
             compute=self._compute,
