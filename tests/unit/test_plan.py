@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
-import time
+import resource
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -21,7 +23,7 @@ from forebay.plan.feasible import fits
 from forebay.plan.memory import forecast
 from forebay.plan.nearest import nearest_changes
 from forebay.plan.setup import Cluster, Home, Setup
-from forebay.plan.step import rank_rates, step_forecast
+from forebay.plan.step import _step_forecast, rank_rates, step_forecast
 from forebay.plan.tiers import capacity, placement_of, tier_bytes
 from forebay.plan.workload import Precision, Recompute, Workload
 from plan_cases import LLAMA_3B, LLAMA_8B, LLAMA_405B, question
@@ -54,17 +56,34 @@ def test_the_plan_explains_its_words_and_no_others():
     assert "units" not in without.partition("Words:")[0]
 
 
-def test_a_plan_for_405b_on_64_nodes_takes_less_than_a_second():
-    asked = question(LLAMA_405B, "h100", nodes=64, sequence=4096)
-    text = as_text(choose(asked))
-    took = []
-    for _ in range(3):
-        # Processor time: what else runs on the machine does not count.
-        began = time.process_time()
-        text = as_text(choose(asked))
-        took.append(time.process_time() - began)
-    assert min(took) < 1.0
-    assert text.startswith("Yes, this fits: all 406 billion parameters train on 512 devices")
+def test_a_plan_for_405b_on_64_nodes_takes_less_than_a_second(tmp_path):
+    """The whole command, in a process of its own: nothing is remembered from a plan before."""
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_405B))
+    words = ["plan", str(tmp_path), "--machine", "h100", "--nodes", "64", "--sequence", "4096"]
+    for last in (False, False, True):
+        # Processor time: what else runs on the machine hardly counts, and less the next time.
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        text = subprocess.run(
+            [sys.executable, "-m", "forebay", *words], check=True, capture_output=True, text=True
+        ).stdout
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        took = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        assert text.startswith("Yes, this fits: all 406 billion parameters train on 512 devices")
+        if took < 1.0:
+            return
+        assert not last, f"{took:.2f} s"
+
+
+def test_advice_asks_for_no_second_that_is_known():
+    """What more memory would buy changes no second of the ways that fit already."""
+    asked = question(LLAMA_8B, "h100")
+    choice = choose(asked)
+    _step_forecast.cache_clear()
+    again = choose(asked)
+    tried = _step_forecast.cache_info().misses
+    margins(again)
+    assert _step_forecast.cache_info().misses == tried > 0
+    assert again == choice
 
 
 def test_the_order_of_choice():

@@ -16,7 +16,7 @@ from forebay.errors import ConfigError
 from forebay.hardware.profile import Profile
 from forebay.plan.activations import activations
 from forebay.plan.compute import BlockMatrices, compute_seconds
-from forebay.plan.device_peak import device_peak
+from forebay.plan.device_peak import PeakWalk
 from forebay.plan.memory import forecast
 from forebay.plan.placement import UpdatePlace
 from forebay.plan.program import Lane, build_program
@@ -97,7 +97,7 @@ def forecast_of(
     if Variant.parse(spec.variant).offloads:
         inputs = replace(inputs, count=every - work.micro_batches_at_once)
         found = found.with_inputs_on_host(count=every)
-    peak = device_peak(placement, found, placed=held)
+    peak = PeakWalk(placement).peak(found, placed=held)
     visited = _with_visits(placement, peak.visitors)
     program = build_program(visited, order=passes.order, uses=passes.uses)
     said: dict[str, float] = {

@@ -22,10 +22,12 @@ from forebay.plan.placement import Accumulation, UpdatePlace
 from forebay.plan.unit_bytes import state_bytes, sum_bytes, whole_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from forebay.plan.activations import Activations
     from forebay.plan.placement import Placement, UnitPlacement
 
-__all__ = ["SHARE_OF_PEAK", "DevicePeak", "device_peak"]
+__all__ = ["SHARE_OF_PEAK", "DevicePeak", "PeakWalk"]
 
 # How far state that visits may fill what activations leave under the peak: between two looks a
 # block's recomputed activations come and go.
@@ -54,47 +56,84 @@ class DevicePeak:
         return self.activations + self.gradients + self.visits
 
 
-def device_peak(placement: Placement, found: Activations, *, placed: int) -> DevicePeak:
-    """The highest of the moments; see [Note: the peak's moments].
+class PeakWalk:
+    """The walk through a step of one placement; see [Note: the peak's moments].
 
     Args:
         placement: Its units are what is before the blocks, the blocks, and perhaps a head.
-        found: Activations of its model.
-        placed: Bytes that forebay places on the device for good: state comes up as far as the peak
-            of what is there without it.
     """
-    without = max(_walk(placement, found, room=None), key=lambda moment: moment.total)
-    if all(unit.update is not UpdatePlace.STREAMED for unit in placement.units):
-        return without
-    room = int(SHARE_OF_PEAK * (placed + without.total)) - placed
-    moments = _walk(placement, found, room=room)
-    highest = max(moments, key=lambda moment: moment.total)
-    return replace(highest, visitors=moments[-1].visitors)
+
+    def __init__(self, placement: Placement) -> None:
+        self._placement = placement
+        self._visits = any(unit.update is UpdatePlace.STREAMED for unit in placement.units)
+        self._gradients = _gradients_alone(placement)
+
+    def peak(self, found: Activations, *, placed: int) -> DevicePeak:
+        """The highest of the moments.
+
+        Args:
+            found: Activations of its model.
+            placed: Bytes that forebay places on the device for good: state comes up as far as the
+                peak of what is there without it.
+        """
+        pairs = zip(_activations(found, len(self._placement.units)), self._gradients, strict=True)
+        without = max(pairs, key=sum)
+        if not self._visits:
+            return DevicePeak(activations=without[0], gradients=without[1])
+        room = int(SHARE_OF_PEAK * (placed + sum(without))) - placed
+        moments, visitors = _with_visits(self._placement, found, room=room)
+        return replace(max(moments, key=lambda moment: moment.total), visitors=visitors)
 
 
-def _walk(placement: Placement, found: Activations, *, room: int | None) -> list[DevicePeak]:
-    """All moments; `room` for what passes, visits included, or None where nothing visits."""
-    held, visits = _Gradients(placement), _Visits(placement, room=room)
-    loss = found.kept_by(found.blocks) + max(found.loss, found.block)
-    moments = [DevicePeak(activations=loss, gradients=held.total)]
+def _activations(found: Activations, units: int) -> Iterator[int]:
+    """Of each moment: the loss, each unit from the last one, and the end."""
+    yield found.kept_by(found.blocks) + max(found.loss, found.block)
+    for place in range(units - 1, -1, -1):
+        yield found.kept_by(place) + (found.block if 0 < place <= found.blocks else 0)
+    yield found.tied
+
+
+def _gradients_alone(placement: Placement) -> list[int]:
+    """Bytes of gradients at each moment where no state visits: no activation changes them."""
+    held = _Gradients(placement)
+    moments = [held.total]
     held.begin_last()
-    is_spread = placement.sharding.size > 1
+    for unit in reversed(placement.units):
+        moments.append(held.total + _unpacked(unit, placement))
+        held.complete(unit, stays=False)
+    return [*moments, held.total]
+
+
+def _unpacked(unit: UnitPlacement, placement: Placement) -> int:
+    """Over ranks a gradient is whole until it is packed for its exchange."""
+    return whole_bytes(unit) if placement.sharding.size > 1 else 0
+
+
+def _with_visits(
+    placement: Placement, found: Activations, *, room: int
+) -> tuple[list[DevicePeak], frozenset[int]]:
+    """All moments, and which units have come; `room` is for all that passes, visits included."""
+    held, visits = _Gradients(placement), _Visits(placement, room=room)
+    computed = _activations(found, len(placement.units))
+    moments = [DevicePeak(activations=next(computed), gradients=held.total)]
+    held.begin_last()
     for place in range(len(placement.units) - 1, -1, -1):
-        unit, kept = placement.units[place], found.kept_by(place)
-        at_work = found.block if 0 < place <= found.blocks else 0
-        # over ranks a gradient is whole until it is packed for its exchange
-        local = whole_bytes(unit) if is_spread else 0
-        moments.append(_moment(kept + at_work, held, visits, local=local))
+        unit, gradients = placement.units[place], held.total
+        moments.append(
+            DevicePeak(
+                activations=next(computed),
+                gradients=gradients + _unpacked(unit, placement),
+                visits=visits.nbytes,
+            )
+        )
         held.complete(unit, stays=visits.has(unit))
-        if place == 0:
-            moments.append(_moment(found.tied, held, visits))
-        visits.come(beside=kept + held.total)
-    moments[-1] = replace(moments[-1], visitors=visits.units)
-    return moments
-
-
-def _moment(activations: int, held: _Gradients, visits: _Visits, *, local: int = 0) -> DevicePeak:
-    return DevicePeak(activations=activations, gradients=held.total + local, visits=visits.nbytes)
+        if place:
+            visits.come(beside=found.kept_by(place) + held.total)
+    moments.append(
+        DevicePeak(activations=next(computed), gradients=held.total, visits=visits.nbytes)
+    )
+    visits.come(beside=held.total)
+    return moments, visits.units
 
 
 class _Gradients:
@@ -140,11 +179,10 @@ class _Gradients:
 class _Visits:
     """State that has come up, and its gradients to come: in the order of the next forward."""
 
-    def __init__(self, placement: Placement, *, room: int | None) -> None:
+    def __init__(self, placement: Placement, *, room: int) -> None:
         self._placement = placement
         self._room = room
-        streamed = [unit for unit in placement.units if unit.update is UpdatePlace.STREAMED]
-        self._to_come = streamed if room is not None else []
+        self._to_come = [u for u in placement.units if u.update is UpdatePlace.STREAMED]
         self._here: set[int] = set()
         self._promised = 0
         self._done: set[int] = set()
@@ -172,7 +210,6 @@ class _Visits:
                 self._to_come = self._to_come[1:]
                 continue
             state = state_bytes(unit, self._placement) + sum_bytes(unit, self._placement)
-            assert self._room is not None
             left = self._room - beside - self.nbytes - self._promised
             if left < state + whole_bytes(unit):
                 return

@@ -43,22 +43,22 @@ class OpCosts:
         every = (*placement.units, *placement.frozen)
         self._units = {unit.layout.index: unit for unit in every}
         self._rates = rates
-
-    def task(self, op: Op, after: tuple[int, ...]) -> Task:
-        """An operation as a task on its lane."""
-        rates = self._rates
-        links = {
+        self._links = {
             Lane.UP: rates.link_up,
             Lane.DOWN: rates.link_down,
             Lane.READ: rates.file_read,
             Lane.WRITE: rates.file_write,
         }
-        if op.lane in links:
+
+    def task(self, op: Op, after: tuple[int, ...]) -> Task:
+        """An operation as a task on its lane."""
+        rates, link = self._rates, self._links.get(op.lane)
+        if link is not None:
             urgent = op.kind in _URGENT
             return Task(
                 lane=op.lane,
                 work=op.nbytes,
-                rate=links[op.lane],
+                rate=link,
                 memory=self._memory_per_byte(op),
                 after=after,
                 priority=op.index if urgent else _BULK,

@@ -48,7 +48,7 @@ class UpdatePlace(Enum):
     @property
     def lands(self) -> bool:
         """Whether the gradient always goes to the host and the new weights come from there."""
-        return self in {UpdatePlace.HOST, UpdatePlace.NVME}
+        return self is UpdatePlace.HOST or self is UpdatePlace.NVME
 
 
 class WeightPlace(Enum):
@@ -67,7 +67,7 @@ class WeightPlace(Enum):
     @property
     def is_off_device(self) -> bool:
         """Whether they come to the device over the link."""
-        return self in {WeightPlace.HOST, WeightPlace.NVME}
+        return self is WeightPlace.HOST or self is WeightPlace.NVME
 
 
 class Accumulation(Enum):

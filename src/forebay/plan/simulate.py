@@ -9,6 +9,7 @@ dominates the model is predicted too slow.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from forebay.plan.file_turns import FileTurns
@@ -32,6 +33,16 @@ __all__ = ["ComputeSeconds", "ScheduledOp", "Simulation", "simulate"]
 
 # The last of these that a unit has makes its new weights ready.
 _RENEWS = (OpKind.UPDATE, OpKind.PUBLISH, OpKind.GATHER)
+_ROWS = MappingProxyType(
+    {
+        Lane.UP: Row.UP,
+        Lane.DOWN: Row.DOWN,
+        Lane.HOST: Row.HOST_UPDATE,
+        Lane.READ: Row.READ,
+        Lane.WRITE: Row.WRITE,
+        Lane.RANKS: Row.RANKS,
+    }
+)
 # Of operations on the device, those that take time on its one stream.
 _ON_STREAM = (OpKind.UPDATE, OpKind.IMPORTANT)
 
@@ -302,15 +313,8 @@ class _Interpreter:
 
 
 def _shown(op: Op, name: str) -> tuple[Row, str, int] | None:
-    rows = {
-        Lane.UP: Row.UP,
-        Lane.DOWN: Row.DOWN,
-        Lane.HOST: Row.HOST_UPDATE,
-        Lane.READ: Row.READ,
-        Lane.WRITE: Row.WRITE,
-        Lane.RANKS: Row.RANKS,
-    }
-    return (rows[op.lane], name, op.nbytes) if op.lane in rows else None
+    row = _ROWS.get(op.lane)
+    return None if row is None else (row, name, op.nbytes)
 
 
 def simulate(

@@ -6,6 +6,7 @@ Where the engine's own program describes a setup (`tiers.in_engine`) that progra
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -179,6 +180,29 @@ def step_forecast(
     Raises:
         ConfigError: The device has no rate for the precision.
     """
+    alike = _that_matters(profile, setup)
+    return _step_forecast(shape, setup, alike, None if places is None else tuple(places))
+
+
+def _that_matters(profile: Profile, setup: Setup) -> Profile:
+    """The profile without what no second depends on: advice asks what more memory would bring."""
+    node, drives = profile.node, profile.drives
+    if node is not None:
+        node = replace(node, device_bytes=0, host_bytes=0)
+    if Home.NVME not in (setup.optimizer, setup.weights):
+        drives = None
+    elif drives is not None:
+        drives = replace(drives, count=1, capacity_bytes=0)
+    return replace(profile, node=node, drives=drives)
+
+
+@functools.lru_cache(maxsize=64)
+def _step_forecast(
+    shape: ModelShape,
+    setup: Setup,
+    profile: Profile,
+    places: tuple[UpdatePlace, ...] | None,
+) -> StepForecast:
     compute = compute_seconds(shape, workload=setup.workload, profile=profile)
     passes = setup.workload.accumulation * (sum(compute.forward) + sum(compute.backward))
     if in_engine(setup):

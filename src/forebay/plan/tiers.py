@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from forebay.model.layout import layout_unit
 from forebay.plan.activations import activations, peak_bytes
-from forebay.plan.device_peak import DevicePeak, device_peak
+from forebay.plan.device_peak import DevicePeak, PeakWalk
 from forebay.plan.file_places import FileWants, with_files
 from forebay.plan.memory import forecast
 from forebay.plan.placement import (
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from forebay.hardware.profile import Profile
+    from forebay.model.layout import UnitLayout
     from forebay.model.shape import ModelShape
     from forebay.plan.activations import Activations
     from forebay.plan.merged import Merged
@@ -173,19 +174,14 @@ def placement_of(
         places: Where each unit updates; None for where the optimizer's state lives.
         merged: Units that are taken for one, and so are `places`; None for each by itself.
     """
-    spec = shape.spec(setup.workload.precision.dtype)
-    if merged is not None:
-        spec = merged.spec(spec)
+    dtype = setup.workload.precision.dtype
+    layouts = _layouts(shape, dtype, ranks=setup.ranks, merged=merged)
     one = UpdatePlace(setup.optimizer.value)
-    chosen = places or [one] * len(spec.units)
+    chosen = places or [one] * len(layouts)
     placement = Placement(
         units=tuple(
-            UnitPlacement(
-                layout=layout_unit(unit.name, index=i, params=unit.params, world_size=setup.ranks),
-                update=place,
-                weights=_weight_place(setup, place),
-            )
-            for i, (unit, place) in enumerate(zip(spec.units, chosen, strict=True))
+            UnitPlacement(layout=layout, update=place, weights=_weight_place(setup, place))
+            for layout, place in zip(layouts, chosen, strict=True)
         ),
         accumulation=accumulation_of(setup),
         backwards_per_update=setup.workload.backwards,
@@ -196,6 +192,18 @@ def placement_of(
     if one is UpdatePlace.NVME:
         placement = _in_files(setup, placement)
     return with_default_pool(placement)
+
+
+@functools.lru_cache(maxsize=16)
+def _layouts(
+    shape: ModelShape, dtype: str, *, ranks: int, merged: Merged | None
+) -> tuple[UnitLayout, ...]:
+    """Of all units; a planner asks for the same ones again and again."""
+    spec = shape.spec(dtype) if merged is None else merged.spec(shape.spec(dtype))
+    return tuple(
+        layout_unit(unit.name, index=index, params=unit.params, world_size=ranks)
+        for index, unit in enumerate(spec.units)
+    )
 
 
 def _weight_place(setup: Setup, update: UpdatePlace) -> WeightPlace:
@@ -244,13 +252,20 @@ def tier_bytes(
         places: Where each unit updates, for state on the host: what visits the device takes a part
             of it. None of it without.
     """
+    return _tier_bytes(shape, setup, corrected, tuple(places))
+
+
+@functools.lru_cache(maxsize=256)
+def _tier_bytes(
+    shape: ModelShape, setup: Setup, corrected: float, places: tuple[UpdatePlace, ...]
+) -> TierBytes:
     found = _corrected(activations(shape, setup.workload), corrected)
     host_activations = 0
     if setup.habits.checkpoints is Home.HOST:
         host_activations = found.kept * setup.cluster.devices_per_node
         found = replace(found, kept=0)
     if in_engine(setup):
-        device, host, nvme, peak = _engine(shape, setup, found=found, places=tuple(places))
+        device, host, nvme, peak = _engine(shape, setup, found=found, places=places)
     else:
         device, host, nvme = _formulas(shape, setup)
         gradients = device.pop("lp_grads", 0)
@@ -280,11 +295,11 @@ def _present(sizes: dict[str, int]) -> dict[str, int]:
 @functools.lru_cache(maxsize=64)
 def _placed(
     shape: ModelShape, setup: Setup, places: tuple[UpdatePlace, ...]
-) -> tuple[tuple[tuple[str, str, int], ...], Placement]:
-    """What the engine reserves by tier and role, and the placement that says so."""
+) -> tuple[tuple[tuple[str, str, int], ...], PeakWalk]:
+    """What the engine reserves by tier and role, and the walk through a step of that placement."""
     placement = placement_of(shape, setup, places=places or None)
     sizes = tuple((tier, role, size) for (tier, role), size in forecast(placement).items())
-    return sizes, placement
+    return sizes, PeakWalk(placement)
 
 
 def _engine(
@@ -297,13 +312,13 @@ def _engine(
         sequence=1,
         accumulation=min(2, setup.workload.accumulation),
     )
-    placed, placement = _placed(shape, replace(setup, workload=cut), places)
+    placed, walk = _placed(shape, replace(setup, workload=cut), places)
     device = {role: size for tier, role, size in placed if tier == "device"}
     # Ranks are alike: a node's host holds what each of its ranks places there.
     local = setup.cluster.devices_per_node
     host = {role: size * local for tier, role, size in placed if tier == "host"}
     nvme = {role: size * local for tier, role, size in placed if tier == "nvme"}
-    peak = device_peak(placement, found, placed=sum(device.values()))
+    peak = walk.peak(found, placed=sum(device.values()))
     return device, host, nvme, peak
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from forebay.model.layout import layout_unit
 from forebay.model.spec import ModelSpec, ParamSpec, UnitSpec
 from forebay.plan.activations import Activations
-from forebay.plan.device_peak import device_peak
+from forebay.plan.device_peak import PeakWalk
 from forebay.plan.memory import forecast
 from forebay.plan.placement import (
     Accumulation,
@@ -121,7 +121,7 @@ def zero_memory(
     placement = _placement(spec, stage=stage, offload=offload, backwards=backwards, cluster=cluster)
     sizes = forecast(placement)
     placed = _sum(sizes, "device")
-    gradients = device_peak(placement, _NOTHING, placed=placed).total
+    gradients = PeakWalk(placement).peak(_NOTHING, placed=placed).total
     return ZeroMemory(
         device_bytes=placed + gradients,
         host_bytes=_sum(sizes, "host") * cluster.devices_per_node,
