@@ -80,6 +80,7 @@ def test_resolving_what_was_resolved(kind):
             _update("delayed", streamed_units=[0]),
             r"streamed_units = \[0\] contradicts",
         ),
+        (merged(_update("delayed"), _place(device="none")), "device cpu or nvme, and it is .none"),
         (merged(_update("delayed"), _place(ratio=0)), "ratio = 0 contradicts.*no update on the"),
         (_update("delayed", synchronous=True), "forebay.synchronous = true contradicts"),
     ],
@@ -87,6 +88,12 @@ def test_resolving_what_was_resolved(kind):
 def test_what_contradicts_a_mode_is_named(changes, match):
     with pytest.raises(ConfigError, match=match):
         resolve(merged(CPU, changes))
+
+
+def test_shares_that_the_planner_knows_may_be_auto():
+    shares = {"ratio": "auto", "cpuadam_cores_perc": "auto"}
+    config = resolve(merged(CPU, {"zero_optimization": {"offload_optimizer": shares}}))
+    assert config.zero == resolve(CPU).zero
 
 
 @pytest.mark.parametrize(

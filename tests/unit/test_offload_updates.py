@@ -53,7 +53,10 @@ def test_each_mode_trains(update, expected):
         ({"zenflow": {"topk_ratio": 2.0}}, "topk_ratio is 2.0; it must be a number above 0 and"),
         ({"zenflow": {"topk": 0.1}}, "has no setting 'topk'"),
         ({"zenflow": {"overlap_step": 1}}, "overlap_step is 1; it must be true or false"),
-        ({"zenflow": {"select_interval": 2, "update_interval": 3}}, "update_interval is 3, above"),
+        (
+            {"zenflow": {"select_interval": 2, "update_interval": 3}},
+            "update_interval = 3 is above the 2 up",
+        ),
     ],
 )
 def test_what_cannot_be_honoured_is_named(update, says):

@@ -63,9 +63,10 @@ def _places(values: Values, update: str) -> list[Problem]:
     why = "with all state on the device there is no update on the host to hide"
     if device == "nvme":
         why = "what is discarded would have been written to the drive in vain"
+    fits = "cpu or nvme" if update == "delayed" else "cpu"
     return [
         Problem(
-            f"config key {_UPDATE} = {shown(update)} needs {_OFFLOAD}.device cpu, and it is "
+            f"config key {_UPDATE} = {shown(update)} needs {_OFFLOAD}.device {fits}, and it is "
             f"{shown(device)}: {why}",
             'write "offload_optimizer": {"device": "cpu"}, or "update": "exact"',
         )

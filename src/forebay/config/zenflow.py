@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from forebay.config.problems import Problem, shown
 from forebay.config.resolved import Source
-from forebay.config.zenflow_spec import ZenflowSpec
+from forebay.config.zenflow_spec import ZenflowSpec, refuse_late_rest
 from forebay.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -112,7 +112,6 @@ def _intervals(values: Values) -> list[Problem]:
     given = values.given
     strategy = given.get(f"{_SECTION}.select_strategy", "auto")
     interval = given.get(f"{_SECTION}.select_interval", "auto")
-    update = given.get(f"{_SECTION}.update_interval", "auto")
     key = f"{_SECTION}.select_interval"
     if strategy == "auto" and interval != "auto":
         return [
@@ -126,14 +125,6 @@ def _intervals(values: Values) -> list[Problem]:
             Problem(
                 f'config key {key} is "auto" with select_strategy "step"',
                 "write a number of updates, an integer >= 1",
-            )
-        ]
-    if strategy == "step" and update != "auto" and interval < update:
-        return [
-            Problem(
-                f"config key {key} = {interval} is below {_SECTION}.update_interval = {update}: "
-                "the rest would never be updated at its own time",
-                f"write an integer >= {update}",
             )
         ]
     return []
@@ -165,12 +156,11 @@ def resolve_zenflow(lookup: Lookup, *, batch_size: int) -> ZenflowSpec | None:
         epoch = -(-lookup.facts.samples // batch_size)
         lookup.record(f"{_SECTION}.steps_per_epoch", epoch, Source.DERIVED)
     select_steps = _select_steps(lookup, strategy, every, epoch)
-    if select_steps is not None and select_steps < (update_steps or 1):
-        raise ConfigError(
-            f"config key {_SECTION}.update_interval = {update_steps} is above the {select_steps} "
-            "updates after which columns are chosen anew",
-            hint=f"write an integer from 1 to {select_steps}",
-        )
+    refuse_late_rest(
+        update_steps=update_steps,
+        select_steps=select_steps,
+        what=f"config key {_SECTION}.update_interval",
+    )
     return ZenflowSpec(
         topk_ratio=float(ratio),
         select_steps=select_steps,

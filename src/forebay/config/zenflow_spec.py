@@ -1,11 +1,13 @@
-"""The section `zenflow`, decided."""
+"""The section `zenflow`, decided; and what its intervals must be to each other on every face."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["ZenflowSpec"]
+from forebay.errors import ConfigError
+
+__all__ = ["ZenflowSpec", "refuse_late_rest"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,3 +44,20 @@ class ZenflowSpec:
             "overlap_step": self.overlaps,
             "offload": self.keeps_state_on_host,
         }
+
+
+def refuse_late_rest(*, update_steps: int | None, select_steps: int | None, what: str) -> None:
+    """Raise ConfigError where columns are chosen anew before the rest is updated.
+
+    Args:
+        update_steps: As `ZenflowSpec.update_steps`.
+        select_steps: As `ZenflowSpec.select_steps`.
+        what: What the user wrote `update_steps` as.
+    """
+    if update_steps is None or select_steps is None or update_steps <= select_steps:
+        return
+    raise ConfigError(
+        f"{what} = {update_steps} is above the {select_steps} updates after which columns are "
+        "chosen anew: the rest would never be updated at its own time",
+        hint=f"write an integer from 1 to {select_steps}",
+    )

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from forebay.config.update_spec import WARM_UP_STEPS
+from forebay.config.zenflow_spec import refuse_late_rest
 from forebay.errors import ConfigError
 from forebay.plan.policies import EXACT, Delayed, Policy, Speculative
 from forebay.plan.zenflow import ZenFlow
@@ -56,13 +57,11 @@ def asked_policy(update: Update) -> Policy:
 
 def _zenflow(**values: Any) -> ZenFlow:
     settings = ZenFlow(**values)
-    every, choice = settings.update_every, settings.select_every
-    if every is not None and choice is not None and choice < every:
-        raise ConfigError(
-            f"update_interval is {every}, above the {choice} updates after which columns are "
-            "chosen anew: the rest would never be updated at its own time",
-            hint=f"an integer from 1 to {choice}",
-        )
+    refuse_late_rest(
+        update_steps=settings.update_every,
+        select_steps=settings.select_every,
+        what="update 'zenflow': update_interval",
+    )
     return settings
 
 

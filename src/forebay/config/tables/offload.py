@@ -48,8 +48,9 @@ _OFFLOAD: Final[tuple[Key, ...]] = (
         "zero_optimization.offload_optimizer.ratio",
         optional(SHARE),
         "Share of the optimizer state, in bytes to the nearest unit, that is updated on the host; "
-        "the rest stays on the device. Left out, the planner decides.",
+        'the rest stays on the device. Left out or `"auto"`, the planner decides.',
         default=None,
+        auto=Auto.DEFAULT,
     ),
     honoured(
         "zero_optimization.offload_optimizer.super_offload",
@@ -62,9 +63,10 @@ _OFFLOAD: Final[tuple[Key, ...]] = (
         "zero_optimization.offload_optimizer.cpuadam_cores_perc",
         optional(SHARE),
         "Share of this process's cores that update on the host, at least one and never the one "
-        "that launches kernels. Left out: as many as the profile measured to be enough, else all "
-        "but that one.",
+        'that launches kernels. Left out or `"auto"`: as many as the profile measured to be '
+        "enough, else all but that one.",
         default=None,
+        auto=Auto.DEFAULT,
     ),
     honoured(
         "zero_optimization.offload_optimizer.nvme_path",
