@@ -7,6 +7,7 @@ import weakref
 import pytest
 import torch
 
+from forebay.engine.room import Hole
 from unit.engine_cases import CPU, PLACES, mlp, offloaded, run, same, weights
 
 # The two blocks of the model: state of 8 bytes per element, padded to 256 elements each.
@@ -33,11 +34,11 @@ def test_state_goes_into_holes(monkeypatch, holes, blocks):
         engine, taken = optimizer.engine, []
         block = engine._streamer._block
 
-        def _noted(size, *, units):
+        def _noted(size, *, hole, units):
             taken.append(size)
-            return block(size, units=units)
+            return block(size, hole=hole, units=units)
 
-        monkeypatch.setattr(engine._room, "holes", lambda: list(holes))
+        monkeypatch.setattr(engine._room, "holes", lambda: [Hole(size) for size in holes])
         monkeypatch.setattr(engine._streamer, "_block", _noted)
         run(model, optimizer, steps=4)
         assert taken[: len(blocks)] == blocks

@@ -2,11 +2,18 @@
 
 Activations come first: staging lives in what they leave free, under the largest use that the
 process has had at once, so that a longer sequence never meets memory that we filled.
+
+[Note: a place to stay] The next forward keeps its activations around what is staged, in the
+smallest piece that has room; its loss then asks for few and large pieces at once. In steps that
+keep much, staging lies behind what they keep. After a step that keeps little it would lie in that
+very place, and the next long step's activations behind it, in the middle of what the loss needs.
+So staging goes where it went when it lay furthest behind.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,11 +23,29 @@ from forebay.tiers.ledger import Role, Tier
 if TYPE_CHECKING:
     from forebay.tiers.ledger import Ledger
 
-__all__ = ["DeviceRoom"]
+__all__ = ["NO_HOLE", "DeviceRoom", "Hole"]
 
 
 # Smaller pieces are left to activations.
 _LEAST_HOLE_BYTES = 64 << 20
+# The device's memory comes in pages of this size.
+_PAGE_BYTES = 2 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Hole:
+    """Memory that the allocator has and nobody uses.
+
+    Attributes:
+        nbytes: How much.
+        address: Where it begins; None for what the device would have to give first.
+    """
+
+    nbytes: int
+    address: int | None = None
+
+
+NO_HOLE = Hole(0)
 
 
 class DeviceRoom:
@@ -46,6 +71,8 @@ class DeviceRoom:
         self._peak: int | None = None
         self._peak_when_empty: int | None = None
         self._most_reserved = 0
+        self._largest = NO_HOLE
+        self._furthest = 0  # address of what was staged in the largest hole
 
     def _staged_bytes(self) -> int:
         return self._ledger.bytes(Tier.DEVICE, Role.STAGING)
@@ -70,24 +97,42 @@ class DeviceRoom:
     def _mark(self) -> int:
         return int(SHARE_OF_PEAK * (self._peak or 0))
 
-    def holes(self) -> list[int]:
-        """Sizes of blocks that take no new memory from the device, largest first.
+    def holes(self) -> list[Hole]:
+        """Blocks that take no new memory from the device, largest first.
 
         What the allocator has is in pieces; a block that is larger than each of them would be
         added to what the process has reserved.
         """
         if not self._measured:
-            return [1 << 62]
+            return [Hole(1 << 62)]
         stream = torch.cuda.current_stream(self._device).cuda_stream
-        sizes = [
-            block["size"]
-            for segment in torch.cuda.memory_snapshot()
-            if segment["device"] == self._device.index and segment["stream"] == stream
-            for block in segment["blocks"]
-            if block["state"] == "inactive" and block["size"] >= _LEAST_HOLE_BYTES
-        ]
-        new = self._most_reserved - torch.cuda.memory_reserved(self._device)
-        return sorted([*sizes, max(0, new)], reverse=True)
+        found = [Hole(max(0, self._most_reserved - torch.cuda.memory_reserved(self._device)))]
+        for segment in torch.cuda.memory_snapshot():
+            if segment["device"] == self._device.index and segment["stream"] == stream:
+                found += _holes_of(segment)
+        found.sort(key=lambda hole: hole.nbytes, reverse=True)
+        self._largest = found[0]
+        return found
+
+    def take(self, nbytes: int, *, hole: Hole) -> torch.Tensor:
+        """A block of a hole; see [Note: a place to stay]."""
+        below = self._below(nbytes, hole)
+        block = torch.empty(nbytes, dtype=torch.uint8, device=self._device)
+        del below
+        if hole is self._largest:
+            self._furthest = max(self._furthest, block.data_ptr())
+        return block
+
+    def _below(self, nbytes: int, hole: Hole) -> torch.Tensor | None:
+        """Memory to hold while a block is taken, so that the block lies behind it."""
+        if hole.address is None or hole is not self._largest:
+            return None
+        last = hole.address + (hole.nbytes - nbytes) // _PAGE_BYTES * _PAGE_BYTES
+        spare = min(self._furthest, last) - hole.address
+        # what is held is under the mark too: it makes no new peak
+        if spare <= 0 or torch.cuda.memory_allocated(self._device) + spare + nbytes > self._mark():
+            return None
+        return torch.empty(spare, dtype=torch.uint8, device=self._device)
 
     def free_bytes(self) -> int:
         """Bytes that may be staged now."""
@@ -110,3 +155,12 @@ class DeviceRoom:
         before, self._peak_when_empty = self._peak_when_empty, None
         now = torch.cuda.max_memory_allocated(self._device)
         return 0 if before is None or now <= before else now
+
+
+def _holes_of(segment: dict[str, Any]) -> list[Hole]:
+    found, address = [], segment["address"]
+    for block in segment["blocks"]:
+        if block["state"] == "inactive" and block["size"] >= _LEAST_HOLE_BYTES:
+            found.append(Hole(block["size"], address))
+        address += block["size"]
+    return found

@@ -16,6 +16,7 @@ import torch
 from forebay.engine.gradients import follow
 from forebay.engine.masters import refresh_master
 from forebay.engine.record import GradientState
+from forebay.engine.room import NO_HOLE
 from forebay.model.layout import SUM_ITEM_BYTES
 from forebay.optim.flat_state import FlatState
 from forebay.plan.placement import MasterLayout
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from forebay.accelerators.base import Accelerator, Event
     from forebay.engine.part import PartStorage
     from forebay.engine.record import ParamRecord
-    from forebay.engine.room import DeviceRoom
+    from forebay.engine.room import DeviceRoom, Hole
     from forebay.engine.unit import Unit
     from forebay.links.lanes import Lanes
     from forebay.tiers.ledger import Ledger
@@ -119,10 +120,10 @@ class Streamer:
                 break
             # what the allocator has is looked through only when there is room at all
             holes = self._room.holes() if holes is None else holes
-            batch, taken, hole = [], 0, holes.pop(0) if holes else 0
+            batch, taken, hole = [], 0, holes.pop(0) if holes else NO_HOLE
             while unit is not None:
                 state, gradient = _state_bytes(unit), _gradient_bytes(unit)
-                if taken + state > hole or room < state + gradient:
+                if taken + state > hole.nbytes or room < state + gradient:
                     break
                 batch.append(unit)
                 taken, room = taken + state, room - state - gradient
@@ -130,7 +131,7 @@ class Streamer:
                 unit = self._next()
             if not batch:
                 break
-            self._fetch(batch, self._block(taken, units=len(batch)))
+            self._fetch(batch, self._block(taken, hole=hole, units=len(batch)))
             moved += taken
         return moved
 
@@ -185,10 +186,10 @@ class Streamer:
             _return_sums(part, records, sums, ticket)
         return staged
 
-    def _block(self, nbytes: int, *, units: int) -> torch.Tensor:
+    def _block(self, nbytes: int, *, hole: Hole, units: int) -> torch.Tensor:
         what = f"state of {units} units on their visit"
         reservation = self._ledger.reserve(Tier.DEVICE, Role.STAGING, nbytes, what=what)
-        block = torch.empty(nbytes, dtype=torch.uint8, device=self._accelerator.device)
+        block = self._room.take(nbytes, hole=hole)
         weakref.finalize(block.untyped_storage(), reservation.release).atexit = False
         return block
 
