@@ -204,3 +204,82 @@ def test_a_byte_of_memory_that_changed_is_found_and_named(tmp_path):
         _updates(engine, [2])
         engine.synchronize()
     engine.close()
+
+
+@pytest.mark.parametrize(
+    ("given", "budget", "rows"),
+    [
+        (
+            {},
+            None,
+            {
+                "offload_optimizer.buffer_count": ("4", "default", ""),
+                "offload_optimizer.buffer_size": (
+                    "4194304 elements (48.0 MiB of state)",
+                    "derived",
+                    "as the host budget allows, at most 4 Mi",
+                ),
+                "offload_param.buffer_size": (
+                    "4194304 elements (8.0 MiB in bfloat16)",
+                    "derived",
+                    "as the host budget allows, at most 4 Mi",
+                ),
+            },
+        ),
+        (
+            {"buffer_count": 9, "buffer_size": 100_000},
+            None,
+            {
+                "offload_optimizer.buffer_count": (
+                    "9",
+                    "given",
+                    "4 let pieces come and go, 5 pieces stay in memory",
+                ),
+                "offload_optimizer.buffer_size": (
+                    "100000 elements (1.1 MiB of state)",
+                    "given",
+                    "in use: 65536 elements (768.0 KiB of state)",
+                ),
+                "offload_param.buffer_size": (
+                    "65536 elements (128.0 KiB in bfloat16)",
+                    "derived",
+                    "as the host budget allows, at most 4 Mi",
+                ),
+            },
+        ),
+        (
+            {"buffer_count": 9},
+            "1GiB",
+            {
+                f"{section}.{name}": (value, source, "changes nothing: all of it is in memory")
+                for section, name, value, source in (
+                    ("offload_optimizer", "buffer_count", "9", "given"),
+                    ("offload_optimizer", "buffer_size", "null", "default"),
+                    ("offload_param", "buffer_count", "5", "default"),
+                    ("offload_param", "buffer_size", "null", "default"),
+                )
+            },
+        ),
+    ],
+    ids=["default", "given", "all_fits"],
+)
+def test_the_printed_configuration_says_what_is_in_use(given, budget, rows, tmp_path):
+    zero = {
+        "stage": 3,
+        "offload_optimizer": {"device": "nvme", "nvme_path": str(tmp_path), **given},
+        "offload_param": {"device": "nvme", "max_in_cpu": 0},
+    }
+    config = {
+        "train_batch_size": 2,
+        "bf16": {"enabled": True},
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-2}},
+        "zero_optimization": zero,
+        "forebay": {"host_budget": budget},
+    }
+    engine = forebay.initialize(model=_model(*[512] * 6), config=config)[0]
+    found = {
+        row.path.removeprefix("zero_optimization."): (row.value, row.source.value, row.note)
+        for row in engine.config.describe()
+    }
+    engine.close()
+    assert {path: found[path] for path in rows} == rows

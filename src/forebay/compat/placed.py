@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from forebay.config.kinds import ElementsOf
+from forebay.config.lookup import elements_text
 from forebay.config.resolved import Row, Source
 from forebay.plan.memory import forecast
+from forebay.plan.placement import UpdatePlace, WeightPlace
 from forebay.plan.policies import EXACT, DuringBackward, Speculative
 from forebay.plan.share import describe_places, host_share
 from forebay.units_of_measure import format_bytes
@@ -14,17 +17,22 @@ from forebay.units_of_measure import format_bytes
 if TYPE_CHECKING:
     from forebay.config.resolved import ResolvedConfig
     from forebay.engine.engine import Engine
+    from forebay.plan.placement import Placement
 
 __all__ = ["with_placement"]
 
-_RATIO: Final = "zero_optimization.offload_optimizer.ratio"
+_STATE: Final = "zero_optimization.offload_optimizer"
+_WEIGHTS: Final = "zero_optimization.offload_param"
+_RATIO: Final = f"{_STATE}.ratio"
 _UPDATE: Final = "forebay.update"
 _CHECK: Final = "bf16.check_grad_overflow"
-_CORES: Final = "zero_optimization.offload_optimizer.cpuadam_cores_perc"
+_CORES: Final = f"{_STATE}.cpuadam_cores_perc"
+_BUFFERS: Final = ("buffer_count", "buffer_size")
+_ALL_FITS: Final = "changes nothing: all of it is in memory"
 
 
 def with_placement(config: ResolvedConfig, core: Engine) -> ResolvedConfig:
-    """The configuration with what the planner chose: where each unit updates, and on what cores.
+    """The configuration with what the planner chose: places, cores, and what files pass through.
 
     Args:
         config: The resolved configuration.
@@ -37,7 +45,9 @@ def with_placement(config: ResolvedConfig, core: Engine) -> ResolvedConfig:
         found[_UPDATE] = _speculative(core)
     if isinstance(core.placement.policy, DuringBackward):
         found[_CHECK] = (None, "units update during backward, from the third window on")
-    return replace(config, rows=tuple(_placed(row, found) for row in config.rows))
+    rows = (_placed(row, found) for row in config.rows)
+    used = _buffers(config, core.placement)
+    return replace(config, rows=tuple(_used(row, used) for row in rows))
 
 
 def _speculative(core: Engine) -> tuple[str | None, str]:
@@ -62,3 +72,40 @@ def _placed(row: Row, found: dict[str, tuple[str | None, str]]) -> Row:
     return replace(
         row, value=chosen, source=source, note=note if row.path == _UPDATE else row.note or note
     )
+
+
+def _buffers(config: ResolvedConfig, placement: Placement) -> dict[str, tuple[str, str]]:
+    """The value in use and a note of each key about buffers for files."""
+    spec, dtype = config.zero.nvme, config.precision.dtype
+    if spec is None:
+        return {}
+    found = dict.fromkeys((f"{_STATE}.{name}" for name in _BUFFERS), ("", _ALL_FITS))
+    found |= dict.fromkeys((f"{_WEIGHTS}.{name}" for name in _BUFFERS), ("", _ALL_FITS))
+    if any(unit.update is UpdatePlace.NVME for unit in placement.units):
+        used = placement.buffers
+        text = elements_text(used.piece_elements, ElementsOf.STATE, dtype=dtype)
+        notes = []
+        if used.count != spec.buffer_count:
+            notes.append(f"{used.count} let pieces come and go")
+        if used.held:
+            notes.append(f"{used.held} pieces stay in memory")
+        found[f"{_STATE}.buffer_count"] = ("", ", ".join(notes))
+        found[f"{_STATE}.buffer_size"] = (text, "")
+    if any(unit.weights is WeightPlace.NVME for unit in placement.units):
+        pieces = (placement.buffers, placement.weight_buffers)
+        most = min(one.piece_elements for one in pieces)
+        text = elements_text(most, ElementsOf.WEIGHTS, dtype=dtype)
+        found[f"{_WEIGHTS}.buffer_count"] = ("", "")
+        found[f"{_WEIGHTS}.buffer_size"] = (text, "")
+    return found
+
+
+def _used(row: Row, used: dict[str, tuple[str, str]]) -> Row:
+    if row.path not in used:
+        return row
+    value, note = used[row.path]
+    if not value or value == row.value:
+        return replace(row, note=note or row.note)
+    if row.source is Source.GIVEN:
+        return replace(row, note=f"in use: {value}")
+    return replace(row, value=value, source=Source.DERIVED)

@@ -11,6 +11,7 @@ import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 from typing import Final
 
 from forebay.errors import ConfigError
@@ -35,8 +36,10 @@ __all__ = [
     "SECTORS",
     "SHARE",
     "SIZE",
+    "STATE_ELEMENTS",
     "TEXT",
     "TEXTS",
+    "ElementsOf",
     "Kind",
     "bounded_integer",
     "choice",
@@ -48,6 +51,15 @@ __all__ = [
 _MAX_COUNT: Final = 2**63 - 1
 
 
+class ElementsOf(Enum):
+    """What a number of elements counts, so that bytes are printed beside it."""
+
+    WEIGHTS = "weights"
+    """Elements of the working dtype."""
+    STATE = "state"
+    """An fp32 master and two moments each."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
     """A type of value.
@@ -55,13 +67,12 @@ class Kind:
     Attributes:
         name: What is accepted, in words that complete "must be ...".
         check: The value to use, or `ValueError` (its text is not shown).
-        in_elements: Whether the number counts elements of the working dtype, so that the
-            resolved configuration prints bytes beside it.
+        elements_of: What the number counts elements of; None where it counts none.
     """
 
     name: str
     check: Callable[[object], object]
-    in_elements: bool = False
+    elements_of: ElementsOf | None = None
 
 
 def _number(value: object) -> float:
@@ -218,7 +229,7 @@ def optional(kind: Kind) -> Kind:
     return Kind(
         name=f"{kind.name} or null",
         check=lambda value: None if value is None else kind.check(value),
-        in_elements=kind.in_elements,
+        elements_of=kind.elements_of,
     )
 
 
@@ -235,7 +246,10 @@ FLAG: Final = Kind(name="true or false", check=_flag)
 INTEGER: Final = Kind(name="an integer", check=_bounded(_integer, -_MAX_COUNT, _MAX_COUNT))
 COUNT: Final = Kind(name="an integer >= 0", check=_bounded(_integer, 0, _MAX_COUNT))
 POSITIVE: Final = Kind(name="an integer >= 1", check=_bounded(_integer, 1, _MAX_COUNT))
-ELEMENTS: Final = Kind(name="a number of elements >= 0", check=COUNT.check, in_elements=True)
+ELEMENTS: Final = Kind(
+    name="a number of elements >= 0", check=COUNT.check, elements_of=ElementsOf.WEIGHTS
+)
+STATE_ELEMENTS: Final = Kind(name=ELEMENTS.name, check=COUNT.check, elements_of=ElementsOf.STATE)
 NUMBER: Final = Kind(name="a number", check=_number)
 NON_NEGATIVE: Final = Kind(name="a number >= 0", check=_rate)
 POSITIVE_NUMBER: Final = Kind(name="a number > 0", check=_positive_number)

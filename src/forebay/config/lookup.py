@@ -11,6 +11,7 @@ import json
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.config.keys import Auto, Key, Status
+from forebay.config.kinds import ElementsOf
 from forebay.config.resolved import Row, Source
 from forebay.config.tables import TABLE
 from forebay.errors import ConfigError
@@ -22,10 +23,12 @@ if TYPE_CHECKING:
     from forebay.config.facts import Facts
     from forebay.config.schema import Values
 
-__all__ = ["Lookup", "unresolved"]
+__all__ = ["Lookup", "elements_text", "unresolved"]
 
 # The run may be shorter than the schedule, so these two may differ.
 _NOT_BINDING: Final = frozenset({"total_steps"})
+# fp32 master and two moments.
+_STATE_ITEM_BYTES: Final = 12
 _ITEM_BYTES: Final[Mapping[str, int]] = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -132,12 +135,23 @@ class Lookup:
 
     def _text(self, key: Key, value: object) -> str:
         if isinstance(value, int) and not isinstance(value, bool):
-            if key.kind is not None and key.kind.in_elements:
-                size = value * _ITEM_BYTES[self._dtype]
-                return f"{value} elements ({format_bytes(size)} in {self._dtype})"
+            if key.kind is not None and key.kind.elements_of is not None:
+                return elements_text(value, key.kind.elements_of, dtype=self._dtype)
             if key.path.endswith("_budget"):
                 return format_bytes(value)
         return value if isinstance(value, str) else json.dumps(value)
+
+
+def elements_text(count: int, of: ElementsOf, *, dtype: str) -> str:
+    """A number of elements, and what they take.
+
+    Example:
+        >>> elements_text(65536, ElementsOf.STATE, dtype="bfloat16")
+        '65536 elements (768.0 KiB of state)'
+    """
+    if of is ElementsOf.STATE:
+        return f"{count} elements ({format_bytes(count * _STATE_ITEM_BYTES)} of state)"
+    return f"{count} elements ({format_bytes(count * _ITEM_BYTES[dtype])} in {dtype})"
 
 
 def unresolved(path: str, facts: Facts) -> ConfigError:

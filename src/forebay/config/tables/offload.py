@@ -14,6 +14,7 @@ from forebay.config.kinds import (
     POSITIVE,
     SECTORS,
     SHARE,
+    STATE_ELEMENTS,
     Kind,
     bounded_integer,
     choice,
@@ -84,7 +85,7 @@ _OFFLOAD: Final[tuple[Key, ...]] = (
     ),
     honoured(
         "zero_optimization.offload_optimizer.buffer_size",
-        optional(ELEMENTS),
+        optional(STATE_ELEMENTS),
         "Elements of a piece, rounded down to a multiple of 65,536 (at least one); null is what "
         "the host budget allows, at most 4 Mi.",
         default=None,
