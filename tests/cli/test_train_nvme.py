@@ -91,6 +91,13 @@ def test_a_folder_that_cannot_be_written_is_found_before_data_is_read(tmp_path, 
 
 
 @pytest.mark.usefixtures("_no_data")
+def test_a_folder_that_cannot_be_looked_at_is_found_before_data_is_read(tmp_path, capsys):
+    zero = {"stage": 2, "offload_optimizer": {"device": "nvme", "nvme_path": "x" * 300}}
+    error, _ = (ran := _train(tmp_path, capsys, "run", zero=zero)).refusal()
+    assert (ran.code, "File name too long (errno 36)" in error) == (1, True)
+
+
+@pytest.mark.usefixtures("_no_data")
 def test_a_drive_without_room_is_found_before_data_is_read(tmp_path, capsys):
     # 3 x 32 x 2^40 elements in each of two layers, 12 bytes of state and 4 of weight
     ran = _train(tmp_path, capsys, "run", zero=_both(tmp_path), intermediate_size=1 << 40)

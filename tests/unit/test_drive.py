@@ -230,3 +230,49 @@ def test_deepspeed_s_files_are_asked_for_as_it_documents():
     offload = _deepspeed_config(spec, 3)["zero_optimization"]["offload_optimizer"]
     assert (offload["device"], offload["nvme_path"]) == ("nvme", "/state")
     assert "offload_param" not in _deepspeed_config(spec, 3)["zero_optimization"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        ("probe nvme HERE --output HERE/gone/file.json", 2, "lies in a folder that is not there"),
+        ("probe --quick --output HERE/gone/file.json", 2, "lies in a folder that is not there"),
+        (f"probe --quick --output {'x' * 300}/y", 2, "lies in a folder that is not there"),
+        (f"bench nvme --folder HERE --output HERE/file/{'x' * 300}", 2, "file is a file"),
+        ("probe --quick --output HERE/file/y", 2, "file, which is a file"),
+        ("probe nvme /proc", 1, "cannot make a state file in /proc"),
+        ("bench nvme --folder HERE --output HERE/file", 2, "file is a file"),
+        ("bench nvme --folder HERE --output HERE/file/below", 2, "file is a file"),
+        ("bench nvme --folder /proc", 1, "cannot make a folder in /proc"),
+        ("bench checkpoint --folder /proc", 1, "cannot make a folder in /proc"),
+        ("bench nvme --folder HERE --size 0B", 2, "0 bytes are no whole number of blocks and MiB"),
+        ("bench nvme --folder HERE --block 0B", 2, "a request of 0 bytes cannot be made"),
+        ("bench nvme --folder HERE --block 1000B", 2, "a request of 1000 bytes cannot be made"),
+        ("bench nvme --folder HERE --depth 1000", 2, "--depth"),
+        ("bench nvme-step --folder HERE --block 1000B", 2, "a request of 1000 bytes"),
+        ("bench nvme-step --folder /proc", 1, "cannot make a state file in /proc"),
+        ("plan 7B --machine 4090 --config HERE/gone/x.json", 2, "in a folder that is not there"),
+        ("plan 7B --machine 4090 --config /proc/x.json", 1, "cannot write /proc/x.json"),
+    ],
+)
+def test_a_place_or_size_that_cannot_be_is_one_line_before_anything_is_measured(
+    words, code, message, tmp_path, capsys
+):
+    (tmp_path / "file").touch()
+    assert main(words.replace("HERE", str(tmp_path)).split()) == code
+    error, hint = capsys.readouterr().err.splitlines()
+    assert error.startswith("error: ")
+    assert message in error
+    assert hint.startswith("hint: ")
+
+
+def test_what_fio_says_when_it_fails_is_told(tmp_path, monkeypatch):
+    program = tmp_path / "fio"
+    # The size of a trial is one block; only then does it work.
+    program.write_text(
+        '#!/bin/sh\ncase "$*" in *--size=1048576*) ;; *) echo "full" >&2; exit 1; esac\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setattr("shutil.which", lambda name: str(program))
+    with pytest.raises(StorageError, match="fio's io_uring cannot write 2097152 bytes: full"):
+        bench_nvme(NvmeSpec(path=tmp_path, nbytes=2 * MIB, rounds=1))

@@ -12,6 +12,7 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from forebay.errors import StorageError
 from forebay.probe.drive import Moved
 
 if TYPE_CHECKING:
@@ -52,14 +53,19 @@ class Fio:
                     if target is own:
                         self.notes.append(f"fio's {engine} has a file of its own.")
                     break
-                said = (tried.stderr or tried.stdout).strip().splitlines()[-1:][0]
+                said = " ".join((tried.stderr or tried.stdout).strip().splitlines()[-1:])
             else:
                 self.notes.append(f"fio's {engine} does not work here: {said}.")
 
     def move(self, engine: str, action: str) -> Moved:
         """Read or write all of it, in order."""
         done = self._run(engine, action, self._target[engine], nbytes=self._spec.nbytes)
-        done.check_returncode()
+        if done.returncode:
+            said = (done.stderr or done.stdout).strip().splitlines()[-1:]
+            raise StorageError(
+                f"fio's {engine} cannot {action} {self._spec.nbytes} bytes: {' '.join(said)}",
+                hint="try a smaller --size",
+            )
         job = json.loads(done.stdout)["jobs"][0]
         side, seconds = job[action], job[action]["runtime"] / 1e3
         share = (job["usr_cpu"] + job["sys_cpu"]) / 100

@@ -10,7 +10,7 @@ import os
 import shutil
 import statistics
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any
 from forebay import native
 from forebay.bench.fio import Fio
 from forebay.bench.tables import Table
-from forebay.errors import ConfigError
+from forebay.errors import ConfigError, StorageError
 from forebay.hardware.storage import storage_of
 from forebay.links.host_nvme import FileAccess, FileBackendKind
 from forebay.probe.drive import Drive, Moved
+from forebay.units_of_measure import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -114,13 +115,18 @@ def bench_nvme(
         StorageError: The folder cannot be used or has no room.
         ConfigError: The sizes do not fit together.
     """
-    if spec.nbytes % spec.block_bytes or spec.nbytes % (1 << 20):
-        raise ConfigError(f"{spec.nbytes} bytes are no whole number of blocks and MiB")
+    access = FileAccess(block_bytes=spec.block_bytes, queue_depth=spec.depth)
+    if not spec.nbytes or spec.nbytes % spec.block_bytes or spec.nbytes % (1 << 20):
+        raise ConfigError(
+            f"{spec.nbytes} bytes are no whole number of blocks and MiB: a block has "
+            f"{spec.block_bytes} bytes",
+            hint="take 1GiB in blocks of 1MiB",
+        )
     fio = shutil.which("fio")
     drive = Drive(spec.path, nbytes=spec.nbytes, core=native.core())
     loop = None
     contestants: dict[str, Callable[[str], Moved]] = {
-        f"forebay {kind.value}": _queue(drive, spec, kind)
+        f"forebay {kind.value}": _queue(drive, spec, replace(access, backend=kind))
         for kind in (FileBackendKind.URING, FileBackendKind.THREADS)
     }
     jobs = None if fio is None else Fio(fio, spec=spec)
@@ -147,12 +153,11 @@ def bench_nvme(
         spec=spec,
         file_system=f"{storage.kind} on {storage.source}",
         rounds=rounds,
-        notes=() if jobs is None else tuple(jobs.notes),
+        notes=(*([] if jobs is None else jobs.notes), *storage.faults()),
     )
 
 
-def _queue(drive: Drive, spec: NvmeSpec, kind: FileBackendKind) -> Callable[[str], Moved]:
-    access = FileAccess(block_bytes=spec.block_bytes, queue_depth=spec.depth, backend=kind)
+def _queue(drive: Drive, spec: NvmeSpec, access: FileAccess) -> Callable[[str], Moved]:
     return lambda action: drive.move(action, access, nbytes=spec.nbytes)
 
 
@@ -165,8 +170,15 @@ class _Loop:
         self._nbytes = spec.nbytes
         self._memory = memoryview(mmap.mmap(-1, self._BLOCK))
         self._memory[:] = os.urandom(self._BLOCK)
-        self._file = os.open(spec.path, os.O_TMPFILE | os.O_RDWR | os.O_DIRECT, 0o600)
-        os.posix_fallocate(self._file, 0, spec.nbytes)
+        try:
+            self._file = os.open(spec.path, os.O_TMPFILE | os.O_RDWR | os.O_DIRECT, 0o600)
+            os.posix_fallocate(self._file, 0, spec.nbytes)
+        except OSError as error:
+            raise StorageError(
+                f"a loop cannot have {format_bytes(spec.nbytes)} of its own in {spec.path}: "
+                f"{error.strerror} (errno {error.errno})",
+                hint="install fio, which reads and writes the queue's own file",
+            ) from error
 
     def move(self, action: str) -> Moved:
         """All of it, in order."""

@@ -28,6 +28,7 @@ from forebay.links.host_nvme import FileAccess
 from forebay.plan.placement import UpdatePlace, WeightPlace
 from forebay.plan.program import Lane
 from forebay.probe.drive import Drive
+from forebay.tiers.nvme import prove_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -187,6 +188,7 @@ def bench_nvme_step(
         StorageError: The folder cannot be used or has no room.
         BudgetError: The model's state does not fit the device; take a smaller one.
     """
+    prove_folder(spec.path, nbytes=_DRIVE_BYTES)
     progress("the step with all state on the device")
     plain = EngineOptions(device=spec.device, clip_norm=1.0, update=UpdatePlace.DEVICE)
     compute = statistics.median(list(_seconds(spec, plain, lambda _optimizer: None)))

@@ -43,6 +43,7 @@ from forebay.cli.bench_words import (
     show,
     write,
 )
+from forebay.cli.outputs import below
 
 if TYPE_CHECKING:
     from forebay.bench.step import StepBench
@@ -256,8 +257,6 @@ def checkpoint(  # noqa: PLR0913 - one parameter an option
     as_json: Json = False,
 ) -> int:
     """Time saving at once and beside training, beside the disk's own write bandwidth."""
-    import tempfile
-
     from forebay.bench.checkpoint import CheckpointSpec, bench_checkpoint
 
     spec = CheckpointSpec(
@@ -267,8 +266,7 @@ def checkpoint(  # noqa: PLR0913 - one parameter an option
         device=device_of(device),
     )
     variants = [(one, two) for one in precision.split(",") for two in offload.split(",")]
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="forebay-bench-", dir=folder) as inside:
-        found = bench_checkpoint(spec, folder=Path(inside), variants=variants, progress=progress)
+    with below(folder) as inside:
+        found = bench_checkpoint(spec, folder=inside, variants=variants, progress=progress)
     give([found.table()], found.as_dict(), name="checkpoint", output=output, json=as_json)
     return 0

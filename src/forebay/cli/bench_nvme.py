@@ -9,6 +9,7 @@ import typer
 
 from forebay.cli.bench_options import Device, Folder, Json, Micro, Output, Repeats, Sequence, Size
 from forebay.cli.bench_words import bytes_of, device_of, give, progress
+from forebay.cli.outputs import below
 
 __all__ = ["nvme", "nvme_step"]
 
@@ -18,7 +19,7 @@ def nvme(  # noqa: PLR0913 - one parameter an option
     folder: Folder = Path(),
     size: Annotated[str, typer.Option(help="Of each read and write, as 1GiB.")] = "1GiB",
     block: Annotated[str, typer.Option(help="Of one request, as 1MiB.")] = "1MiB",
-    depth: Annotated[int, typer.Option(help="Requests in flight.", min=1)] = 8,
+    depth: Annotated[int, typer.Option(help="Requests in flight.", min=1, max=128)] = 8,
     repeats: Repeats = 5,
     output: Output = None,
     as_json: Json = False,
@@ -27,13 +28,11 @@ def nvme(  # noqa: PLR0913 - one parameter an option
 
     Writes the size twelve times with two backends, and as often with each of fio's engines.
     """
-    import tempfile
-
     from forebay.bench.nvme import NvmeSpec, bench_nvme
 
-    with tempfile.TemporaryDirectory(prefix="forebay-bench-", dir=folder) as inside:
+    with below(folder) as inside:
         spec = NvmeSpec(
-            path=Path(inside),
+            path=inside,
             nbytes=bytes_of(size) or 0,
             block_bytes=bytes_of(block) or 0,
             depth=depth,
@@ -58,7 +57,7 @@ def nvme_step(  # noqa: PLR0913 - one parameter an option
     ] = None,
     buffers: Annotated[int, typer.Option(help="Pieces in host memory at once.", min=1)] = 8,
     block: Annotated[str, typer.Option(help="Of one request, as 1MiB.")] = "1MiB",
-    depth: Annotated[int, typer.Option(help="Requests in flight.", min=1)] = 32,
+    depth: Annotated[int, typer.Option(help="Requests in flight.", min=1, max=128)] = 32,
     weights: Annotated[
         str, typer.Option(help="Where weights are: device, or nvme too.")
     ] = "device",

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from forebay.cli.outputs import folder_to_write
+
 __all__ = [
     "Accumulation",
     "AnyVariants",
@@ -33,7 +35,10 @@ __all__ = [
 ]
 
 Output = Annotated[
-    Path | None, typer.Option(help="Folder for the table and its raw numbers. Default: none.")
+    Path | None,
+    typer.Option(
+        help="Folder for the table and its raw numbers. Default: none.", callback=folder_to_write
+    ),
 ]
 Folder = Annotated[
     Path, typer.Option(help="Where: on the drive to measure.", exists=True, file_okay=False)

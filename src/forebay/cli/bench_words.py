@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from forebay.cli.outputs import saying
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
@@ -79,7 +81,11 @@ def show(tables: Sequence[Table], raw: dict[str, Any], *, json: bool) -> None:
 
 
 def write(tables: Sequence[Table], raw: dict[str, Any], *, name: str, output: Path | None) -> None:
-    """Write tables and raw numbers into a folder, if there is one."""
+    """Write tables and raw numbers into a folder, if there is one.
+
+    Raises:
+        TransferError: They could not be written.
+    """
     if output is None:
         return
     from forebay.accelerators.select import default_device, device_name
@@ -88,12 +94,13 @@ def write(tables: Sequence[Table], raw: dict[str, Any], *, name: str, output: Pa
 
     on_host = name == "adam" or "cpu" in (raw.get("device"), raw.get("spec", {}).get("device"))
     device = "cpu" if on_host else device_name(default_device())
-    path = write_result(
-        output,
-        tables,
-        name=name,
-        machine=Machine.read(device),
-        command=shlex.join(["forebay", *sys.argv[1:]]),
-        raw=raw,
-    )
+    with saying(output):
+        path = write_result(
+            output,
+            tables,
+            name=name,
+            machine=Machine.read(device),
+            command=shlex.join(["forebay", *sys.argv[1:]]),
+            raw=raw,
+        )
     typer.echo(f"wrote {path}", err=True)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from forebay.cli.outputs import file_to_write, saying, write_text
+
 if TYPE_CHECKING:
     from forebay.plan.ways import Question
 
@@ -57,10 +59,17 @@ _Compare = Annotated[
 ]
 _Picture = Annotated[
     Path | None,
-    typer.Option(help="With --compare, draw it too: a .svg or .png file.", dir_okay=False),
+    typer.Option(
+        help="With --compare, draw it too: a .svg or .png file.",
+        dir_okay=False,
+        callback=file_to_write,
+    ),
 ]
 _Config = Annotated[
-    Path | None, typer.Option(help="Write the recommended configuration here.", dir_okay=False)
+    Path | None,
+    typer.Option(
+        help="Write the recommended configuration here.", dir_okay=False, callback=file_to_write
+    ),
 ]
 _Learn = Annotated[
     list[Path] | None,
@@ -136,8 +145,7 @@ def _answer(question: Question, *, config: Path | None, as_json: bool) -> int:
     choice = choose(question)
     if config is not None and choice.best is not None:
         text = json.dumps(config_of(choice, choice.best), indent=2)
-        config.write_text(f"{text}\n", encoding="utf-8")
-        typer.echo(f"wrote {config}", err=True)
+        write_text(config, f"{text}\n")
     shown = json.dumps(as_dict(choice), indent=2) + "\n" if as_json else as_text(choice)
     typer.echo(shown, nl=False)
     return 0 if choice.best is not None else 1
@@ -154,9 +162,6 @@ def _refuse_outputs(*, config: Path | None, picture: Path | None, compare: bool)
             "--config writes the recommended way, and --compare shows all of them",
             hint="run forebay plan once with --config and once with --compare",
         )
-    for name, path in (("--config", config), ("--picture", picture)):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise ConfigError(f"{name} {path} lies in a folder that is not there")
 
 
 def _compare(question: Question, *, picture: Path | None, as_json: bool) -> None:
@@ -167,7 +172,8 @@ def _compare(question: Question, *, picture: Path | None, as_json: bool) -> None
     if picture is not None:
         from forebay.observe.plan_picture import draw_comparison
 
-        draw_comparison(picture, table)
+        with saying(picture):
+            draw_comparison(picture, table)
         typer.echo(f"wrote {picture}", err=True)
 
 
@@ -184,7 +190,6 @@ def _learn(folders: list[Path], *, profile: Path | None) -> None:
         )
     before = read_profile(profile)
     corrected, lessons = learn(before, [read_record(folder) for folder in folders])
-    profile.write_text(corrected.as_json(), encoding="utf-8")
     for folder, lesson in zip(folders, lessons, strict=True):
         typer.echo(f"{folder}: {lesson.sentence()}")
-    typer.echo(f"wrote {profile}", err=True)
+    write_text(profile, corrected.as_json())

@@ -9,10 +9,15 @@ from typing import Annotated, Any
 
 import typer
 
+from forebay.cli.outputs import file_to_write, write_text
+
 __all__ = ["probe"]
 
 _Output = Annotated[
-    Path | None, typer.Option(help="File for the profile. Default: stdout.", dir_okay=False)
+    Path | None,
+    typer.Option(
+        help="File for the profile. Default: stdout.", dir_okay=False, callback=file_to_write
+    ),
 ]
 _Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")]
 _Report = Annotated[
@@ -81,8 +86,7 @@ def probe(  # noqa: PLR0913 - one parameter an option
     if output is None:
         typer.echo(profile.as_json(), nl=False)
     else:
-        output.write_text(profile.as_json(), encoding="utf-8")
-        typer.echo(f"wrote {output}", err=True)
+        write_text(output, profile.as_json())
     return 0
 
 
@@ -102,8 +106,7 @@ def _drive(what: str, path: Path | None, *, most: str, output: Path | None, as_j
     for warning in found.warnings():
         typer.echo(f"warning: {warning}", err=True)
     if output is not None:
-        output.write_text(json.dumps(found.as_dict(), indent=2) + "\n", encoding="utf-8")
-        typer.echo(f"wrote {output}", err=True)
+        write_text(output, json.dumps(found.as_dict(), indent=2) + "\n")
     if as_json:
         typer.echo(json.dumps(found.as_dict(), indent=2))
         return

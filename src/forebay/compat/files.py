@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -71,8 +72,11 @@ def refuse_missing_folders(config: ResolvedConfig) -> None:
     paths = () if spec is None else tuple(map(Path, spec.paths))
     refuse_a_folder_twice(paths, key=_KEY)
     for path in paths:
-        if not path.is_dir():
-            what = "is a file" if path.exists() else "does not exist"
+        what = ""
+        with contextlib.suppress(OSError):  # where it cannot be looked at, `prove_folders` says why
+            if not path.is_dir():
+                what = "is a file" if path.exists() else "does not exist"
+        if what:
             raise ConfigError(
                 f"{_KEY} names {path}, which {what}",
                 hint=f"mkdir -p {path}, on a local drive",

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from forebay.errors import UnsupportedError
+from forebay.errors import ConfigError, UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["FileAccess", "FileBackendKind", "FileLink", "Urgency"]
 
+# Of a 4Kn drive.
+_SECTOR_BYTES = 4096
 # 64 MiB in flight at the default block length; more threads than that help no drive.
 _MOST_THREADS = 64
 
@@ -44,6 +46,9 @@ class FileAccess:
         overlap_events: Submit while others complete, instead of a queueful at a time.
         backend: How they reach the kernel.
         fault: Scripted delays and faults; None in real life.
+
+    Raises:
+        ConfigError: The longest request is no number of sectors.
     """
 
     block_bytes: int = 1 << 20
@@ -53,6 +58,14 @@ class FileAccess:
     overlap_events: bool = True
     backend: FileBackendKind = FileBackendKind.BEST
     fault: FileFaultScript | None = None
+
+    def __post_init__(self) -> None:
+        if self.block_bytes < _SECTOR_BYTES or self.block_bytes % _SECTOR_BYTES:
+            raise ConfigError(
+                f"a request of {self.block_bytes} bytes cannot be made past the page cache: its "
+                f"length is a multiple of {_SECTOR_BYTES}",
+                hint="1MiB serves most drives (forebay probe nvme PATH measures others)",
+            )
 
     @property
     def depth(self) -> int:

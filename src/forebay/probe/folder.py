@@ -13,6 +13,7 @@ from forebay.hardware.storage import Storage, storage_of
 from forebay.links.direct_storage import DirectStorage, find_direct_storage
 from forebay.links.host_nvme import FileAccess
 from forebay.probe.drive import Drive
+from forebay.tiers.nvme import prove_folder
 from forebay.units_of_measure import format_bytes
 
 if TYPE_CHECKING:
@@ -142,7 +143,8 @@ def probe_drive(
             f"{format_bytes(most_bytes)} are too few for {len(combinations)} settings",
             hint=f"allow {format_bytes(8 * _MIB * (len(combinations) + 1))} or more",
         )
-    if path.is_dir() and (left := storage_of(path).free_bytes) < share:
+    prove_folder(path, nbytes=0)
+    if (left := storage_of(path).free_bytes) < share:
         raise StorageError(
             f"the measurement takes {format_bytes(share)} in {path}, which has "
             f"{format_bytes(left)} left",
