@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torchrun
 from torch import distributed, nn
 from torch.nn import functional
 
@@ -148,7 +149,7 @@ def by_fsdp(dtype: str) -> Callable[[torch.Tensor], float]:
     return _step
 
 
-def work(contestant: str, dtype: str, steps: int, file: Path) -> None:
+def work(contestant: str, dtype: str, steps: int, folder: Path) -> None:
     """Train on this rank; rank 0 writes the means over ranks."""
     distributed.init_process_group("gloo")
     if contestant == "FSDP2":
@@ -159,7 +160,7 @@ def work(contestant: str, dtype: str, steps: int, file: Path) -> None:
     losses = torch.tensor([step(rows_of(i, distributed.get_rank())) for i in range(steps)])
     distributed.all_reduce(losses)
     if distributed.get_rank() == 0:
-        file.write_text(json.dumps((losses / distributed.get_world_size()).tolist()))
+        torchrun.leave(folder, 0, (losses / distributed.get_world_size()).tolist())
     distributed.barrier()
     os._exit(0)
 
@@ -168,12 +169,7 @@ def run(contestant: str, dtype: str, *, options: argparse.Namespace) -> list[flo
     """Losses by step, or why there are none."""
     is_deepspeed = contestant.startswith("DeepSpeed")
     python = options.deepspeed_python if is_deepspeed else sys.executable
-    environment = {
-        **os.environ,
-        "CUDA_VISIBLE_DEVICES": "",
-        "OMP_NUM_THREADS": "1",
-        "DS_ACCELERATOR": "cpu",
-    }
+    environment = torchrun.environment(DS_ACCELERATOR="cpu")
     start = partial(
         subprocess.run, check=False, capture_output=True, text=True, env=environment, timeout=300
     )
@@ -182,19 +178,18 @@ def run(contestant: str, dtype: str, *, options: argparse.Namespace) -> list[flo
         if told.returncode:
             return (told.stderr.strip().splitlines() or ["it cannot be imported"])[-1]
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "losses.json")
-        command = [python, "-m", "torch.distributed.run", "--standalone"]
-        command += ["--nproc-per-node", str(options.ranks), __file__, "--worker", str(file)]
-        command += ["--contestant", contestant, "--dtype", dtype, "--steps", str(options.steps)]
+        words = ["--worker", folder, "--contestant", contestant, "--dtype", dtype]
+        words += ["--steps", str(options.steps)]
+        command = torchrun.command(__file__, *words, ranks=options.ranks, python=python)
         try:
             told = start(command)
         except subprocess.TimeoutExpired:
             return "it did not end within 300 s"
-        if not file.exists():
+        losses = torchrun.gather(folder)
+        if not losses:
             errors = [line for line in told.stderr.splitlines() if "Error" in line]
             return errors[0] if errors else f"it ended with {told.returncode}"
-        losses: list[float] = json.loads(file.read_text())
-        return losses
+        return losses[0]
 
 
 def deepspeed_version(python: str) -> str:

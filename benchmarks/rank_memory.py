@@ -19,15 +19,14 @@ import ctypes
 import gc
 import json
 import os
-import subprocess
 import sys
-import tempfile
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
+import torchrun
 from torch import distributed, nn
 
 import forebay
@@ -122,7 +121,7 @@ def work(folder: str) -> None:
     rank = int(os.environ["RANK"])
     measure(3, "params", rank, 4)  # loads what it needs
     found = [measure(stage, place, rank) for stage, place in CASES]
-    Path(folder, f"{rank}.json").write_text(json.dumps(found))
+    torchrun.leave(folder, rank, found)
     if distributed.is_initialized():
         distributed.barrier()
     os._exit(0)
@@ -163,17 +162,12 @@ def main() -> None:
     if options.worker:
         work(options.worker)
         return
+    variables = torchrun.environment()
+    if not options.keep_freed:
+        variables["MALLOC_MMAP_THRESHOLD_"] = str(1 << 20)
     results = {}
     for count in map(int, options.ranks.split(",")):
-        with tempfile.TemporaryDirectory() as folder:
-            command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-            command += ["--nproc-per-node", str(count), __file__, "--worker", folder]
-            environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-            if not options.keep_freed:
-                environment["MALLOC_MMAP_THRESHOLD_"] = str(1 << 20)
-            subprocess.run(command, check=True, env=environment, timeout=1200)
-            files = sorted(Path(folder).glob("*.json"))
-            results[count] = [json.loads(file.read_text()) for file in files]
+        results[count] = torchrun.run(__file__, ranks=count, timeout=1200, variables=variables)
     text = table(results)
     print(text)
     if options.output is not None:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torchrun
 from scaling_worker import parse
 
 BATCHES = {"nano": (2, 32), "1b": (8, 2048), "3b": (8, 2048)}
@@ -59,8 +60,7 @@ class Driver:
         while cases:
             with tempfile.TemporaryDirectory() as folder:
                 ended = self._start(count, cases, Path(folder))
-                files = sorted(Path(folder).glob("*.json"))
-                found = [json.loads(file.read_text()) for file in files]
+                found = torchrun.gather(folder)
             self.results += [result for result in found if "failure" not in result]
             done = [c for c in cases if sum(r["variant"] == c[1] for r in found) == count]
             failures = {r["variant"]: r["failure"] for r in found if "failure" in r}
@@ -89,13 +89,12 @@ class Driver:
             "links": count not in self.linked,
         }
         self.linked.add(count)
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        command += ["--nproc-per-node", str(count)]
-        command += [str(Path(__file__).with_name("scaling_worker.py")), json.dumps(work)]
-        threads = str(max(1, (os.cpu_count() or 1) // count))
-        environment = {**os.environ, "NCCL_NVLS_ENABLE": "0", "OMP_NUM_THREADS": threads}
-        if options.device == "cpu":
-            environment["CUDA_VISIBLE_DEVICES"] = ""
+        worker = Path(__file__).with_name("scaling_worker.py")
+        command = torchrun.command(worker, json.dumps(work), ranks=count)
+        threads = max(1, (os.cpu_count() or 1) // count)
+        environment = torchrun.environment(
+            device=options.device, threads=threads, NCCL_NVLS_ENABLE="0"
+        )
         process = subprocess.Popen(command, env=environment, start_new_session=True)
         # The first one's limit begins when the ranks have met.
         seen, since = 0, time.monotonic() + options.start_seconds

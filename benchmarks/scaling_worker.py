@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torchrun
 from torch import distributed
 
 from forebay.bench.contestants import build_model
@@ -327,7 +328,7 @@ def main() -> None:
     work["ranks"] = distributed.get_world_size()
     if work["links"]:
         said = {"variant": "links", "rank": rank, "ranks": work["ranks"], **link_rates(work)}
-        (folder / f"links-{rank}.json").write_text(json.dumps(said))
+        torchrun.leave(folder, f"links-{rank}", said)
     for number, name in work["cases"]:
         try:
             result = measure(name, work, rank)
@@ -335,8 +336,7 @@ def main() -> None:
             traceback.print_exc()
             last = f"{type(error).__name__}: {error}".splitlines()[0]
             result = {"variant": name, "rank": rank, "ranks": work["ranks"], "failure": last}
-        (folder / f"{number}-{rank}.json.part").write_text(json.dumps(result))
-        (folder / f"{number}-{rank}.json.part").rename(folder / f"{number}-{rank}.json")
+        torchrun.leave(folder, f"{number}-{rank}", result)
         if "failure" in result:
             os._exit(1)  # the others may hang in a collective; torchrun ends them
         gc.collect()
