@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_model
 from torch import distributed, nn
 
 import forebay
@@ -71,6 +72,39 @@ def build_otherwise() -> None:
         if os.environ["RANK"] == "1":
             nn.init.normal_(model[0].weight)
     forebay.initialize(model=model, config=config(3))
+
+
+def _from_files(folder: str) -> nn.Module:
+    with torch.device("meta"):
+        model = _model()
+    return forebay.zero.weights_from(model, folder)
+
+
+def read_and_fit(folder: str) -> list[str]:
+    """Weights after training, plain and read from files."""
+    return [_fit(_model(), config(3)), _fit(_from_files(folder), config(3))]
+
+
+def read_other_files(*folders: str) -> None:
+    forebay.initialize(model=_from_files(folders[int(os.environ["RANK"])]), config=config(3))
+
+
+def test_weights_in_files_train_as_models_that_were_whole(tmp_path):
+    save_model(_model(), tmp_path / "model.safetensors")
+    results = ranks.run(3, read_and_fit, str(tmp_path))
+    assert len({weights for both in results for weights in both}) == 1
+
+
+def test_ranks_that_have_other_files_are_told_so(tmp_path):
+    for rank in range(2):
+        (tmp_path / str(rank)).mkdir()
+        model = _model()
+        model[2].weight.data[-1, -1] = rank
+        save_model(model, tmp_path / str(rank) / "model.safetensors")
+    folders = [str(tmp_path / str(rank)) for rank in range(2)]
+    for kind, told in ranks.collect(ranks.start(2, read_other_files, *folders)):
+        assert kind == "ConfigError"
+        assert "the checksum of parameter 2.weight is recipe " in told
 
 
 def test_they_train_as_models_that_were_whole():

@@ -66,13 +66,17 @@ def test_without_values_they_are_refused(saved):
         forebay.offload(model, adamw(model), device="cpu")
 
 
-def test_files_of_another_model_are_refused(saved, tmp_path):
+def test_files_of_another_model_are_refused_and_change_nothing(saved, tmp_path):
     with pytest.raises(CheckpointError, match="holds no safetensors files"):
         forebay.zero.weights_from(_on_meta(), tmp_path / "nowhere")
+    model = _on_meta()
+    model[3].register_parameter("more", nn.Parameter(torch.empty(2, device="meta")))
+    with pytest.raises(CheckpointError, match=r"has no weights named 3\.more"):
+        forebay.zero.weights_from(model, saved)
     save_file({"0.weight": torch.zeros(2, 2)}, tmp_path / "a.safetensors")
-    model = forebay.zero.weights_from(_on_meta(), saved)
     with pytest.raises(CheckpointError, match=r"0\.weight has the shape \[2, 2\]"):
-        forebay.offload(model, adamw(model), device="cpu")
+        forebay.zero.weights_from(model, saved)
+    assert all(param.is_meta for param in model.parameters())
 
 
 def test_budgets_hold_for_them_too(saved):

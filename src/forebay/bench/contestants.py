@@ -30,13 +30,12 @@ import torch
 
 from forebay.bench.peers import DECAY, RATE, peer
 from forebay.bench.spec import SHAPES
-from forebay.bench.streamed import SPLIT_STATE_BYTES, RandomWeights, Streamed
+from forebay.bench.streamed import SPLIT_STATE_BYTES, Streamed, draw_later
 from forebay.bench.variant import Variant
 from forebay.engine import EngineOptions, offload_with
 from forebay.engine.layer_order import LayerOrder
 from forebay.engine.options import ActivationPlace, Timing
 from forebay.errors import ConfigError
-from forebay.model.origin import mark_origin
 from forebay.plan.placement import AccumulationOrder, UpdatePlace, WeightPlace
 from forebay.plan.policies import Exact, Speculative
 from forebay.plan.solve import DeviceRoom, choose_places
@@ -98,7 +97,7 @@ def build_model(spec: StepSpec) -> nn.Module:
     if streams:  # larger than the device: each parameter is made when forebay has its place
         rotary = model.model.rotary_emb
         model.model.rotary_emb = type(rotary)(config=config)
-        mark_origin(model, RandomWeights(spec.device))
+        draw_later(model, device=spec.device)
     if shape.frozen:
         for param in model.model.layers.parameters():
             param.requires_grad_(param.ndim == 1)

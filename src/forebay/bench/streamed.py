@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 
 from forebay.bench.variant import Variant
 from forebay.errors import ConfigError
+from forebay.model.unbuilt import UnbuiltWeight
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-__all__ = ["SPLIT_STATE_BYTES", "RandomWeights", "Streamed"]
+__all__ = ["SPLIT_STATE_BYTES", "Streamed", "draw_later"]
 
 # Two moments and the low half of the master.
 SPLIT_STATE_BYTES = 10
@@ -58,18 +56,40 @@ class Streamed:
         return cls(pool_bytes=int(pool * 1e9), resident=resident, updates_on_host=on_host)
 
 
-class RandomWeights:
-    """Weights as a Llama is initialised, made on the device one parameter at a time.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _RandomWeight:
+    """A `WeightRecipe`: a weight as a Llama is initialised, made on the device.
 
-    Args:
-        device: Where they are drawn.
+    Attributes:
+        device: Where it is drawn.
     """
 
-    def __init__(self, device: str) -> None:
-        self._device = device
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: str
 
-    def read(self, names: Sequence[str], like: torch.Tensor) -> torch.Tensor:
-        """See `forebay.engine.weight_files.ParameterSource`."""
-        del names
-        value = torch.empty(like.shape, dtype=like.dtype, device=self._device)
+    def make(self) -> torch.Tensor:
+        """See `WeightRecipe`."""
+        value = torch.empty(self.size, dtype=self.dtype, device=self.device)
         return value.fill_(1.0) if value.ndim == 1 else value.normal_(std=_DEVIATION)
+
+    def fingerprint(self) -> str:
+        """See `WeightRecipe`."""
+        return f"random {self.size} {self.dtype}"
+
+
+def draw_later(model: nn.Module, *, device: str) -> None:
+    """Let a model on the meta device be given random weights, one at a time, by the engine.
+
+    Args:
+        model: Its parameters stay the same objects.
+        device: Where weights are drawn.
+    """
+    for param in model.parameters():
+        recipe = _RandomWeight(
+            size=tuple(param.shape), stride=param.stride(), dtype=param.dtype, device=device
+        )
+        weight = UnbuiltWeight(recipe, dtype=param.dtype)
+        unbuilt = nn.Parameter(weight, requires_grad=param.requires_grad)
+        torch.utils.swap_tensors(param, unbuilt)

@@ -1,4 +1,4 @@
-"""What scripts use of `deepspeed.zero`: windows on parameters, external parameters, files."""
+"""What scripts use of `deepspeed.zero`: windows on parameters, external parameters."""
 
 from __future__ import annotations
 
@@ -10,16 +10,13 @@ from torch import distributed, nn
 
 from forebay.engine.collector import hook_of
 from forebay.engine.watched import WatchedParameters
-from forebay.engine.weight_files import WeightFiles
 from forebay.engine.whole_state import take_from_rank
 from forebay.errors import UnsupportedError
 from forebay.model.external import mark_external, unmark_external
-from forebay.model.origin import mark_origin
 from forebay.model.unbuilt import UnbuiltWeight, build_in_place
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from pathlib import Path
 
     from forebay.engine.engine import Engine
 
@@ -27,7 +24,6 @@ __all__ = [
     "GatheredParameters",
     "register_external_parameter",
     "unregister_external_parameter",
-    "weights_from",
 ]
 
 
@@ -137,26 +133,6 @@ def _refuse_away(params: Iterable[nn.Parameter]) -> None:
                 "its module can bring it",
                 hint="GatheredParameters(module), or read it as module.weight",
             )
-
-
-def weights_from(model: nn.Module, path: str | Path) -> nn.Module:
-    """Say where the values of a model that was built on the meta device come from.
-
-    When forebay takes the model over, each parameter is read straight into the memory where it is
-    to live, so the model never exists anywhere else.
-
-    Args:
-        model: Built inside `with torch.device("meta")`, its buffers with values.
-        path: A folder of safetensors files, or one file.
-
-    Returns:
-        The model.
-
-    Raises:
-        CheckpointError: There are no such files.
-    """
-    mark_origin(model, WeightFiles(path))
-    return model
 
 
 def register_external_parameter(module: nn.Module, parameter: nn.Parameter) -> None:

@@ -17,12 +17,11 @@ from forebay.engine.policies import places_for, policy_for, sums_on_device
 from forebay.engine.record import ParamRecord
 from forebay.engine.state_memory import PartMemory
 from forebay.engine.unit import Unit
-from forebay.engine.weight_files import has_memory, value_of
 from forebay.errors import UnsupportedError
 from forebay.hardware.affinity import CoreShare, Topology
 from forebay.model.inspect import OUTSIDE
 from forebay.model.layout import layout_unit
-from forebay.model.origin import origin_of
+from forebay.model.unbuilt import UnbuiltWeight, put_in_place, value_of
 from forebay.plan.file_pieces import held_pieces
 from forebay.plan.file_places import with_files
 from forebay.plan.memory import ring_bytes
@@ -46,7 +45,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from forebay.accelerators.base import Accelerator
-    from forebay.engine.weight_files import ParameterSource
     from forebay.model.inspect import InspectedModel
     from forebay.model.spec import ModelSpec
 
@@ -152,18 +150,16 @@ def build_units(
     *,
     placement: Placement,
     memory: PartMemory,
-    source: ParameterSource | None = None,
 ) -> tuple[Unit, ...]:
     """Allocate every unit and move the parameters' values into it.
 
     The peak is the model plus its largest parameter, since values move one by one and the memory
-    that they leave goes back to the system; parameters on the meta device take none before.
+    that they leave goes back to the system; parameters that are not built yet take none before.
 
     Args:
         model: The model.
         placement: Where everything lives.
         memory: Where memory comes from.
-        source: The values of parameters on the meta device.
     """
     units, held_of = [], held_pieces(placement)
     # 64 calls at most; what waits for one of them is a few percent of the model.
@@ -200,7 +196,7 @@ def build_units(
         unit.eager = unit_spec.name == OUTSIDE
         for record in unit.records:
             left_bytes = _host_bytes([record.param])
-            unit.bind(record, source)
+            unit.bind(record)
             heap.freed(left_bytes)
             if not record.part.high_is_weight and record.part.files is None:
                 record.part.set_master(record.slot, record.param.data)
@@ -234,19 +230,17 @@ def move_the_rest(
         device: Where to.
         cast_to: What float32 parameters become; buffers keep their dtype.
     """
-    source = origin_of(model)
     heap = HeapTrimmer(every_bytes=64 << 20)
     known = {id(param) for param in trained}
-    for name, param in model.named_parameters():
+    for param in model.parameters():
         if id(param) in known:
             continue
         cast = cast_to is not None and param.dtype is torch.float32
         dtype = cast_to if cast else param.dtype
         left_bytes = _host_bytes([param])
-        value = value_of(param, [name], source)
-        if not has_memory(param):
-            there = torch.nn.Parameter(value.to(device, dtype), requires_grad=param.requires_grad)
-            torch.utils.swap_tensors(param, there)
+        value = value_of(param)
+        if isinstance(param, UnbuiltWeight):
+            put_in_place(param, value.to(device, dtype))
             continue
         moved = value.to(device, dtype)
         if moved is not value:

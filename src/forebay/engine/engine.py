@@ -47,7 +47,6 @@ from forebay.engine.unit import NanSource
 from forebay.hardware.limits import SwapWatch
 from forebay.links.lanes import Lanes
 from forebay.links.observer import Moment
-from forebay.model.origin import origin_of
 from forebay.optim.device_math import math_for
 from forebay.optim.rule import AdamRule
 from forebay.plan.memory import backlog_bytes
@@ -150,11 +149,9 @@ class Engine:
         )
         self.ledger, self.page_locking = memory.ledger, memory.page_locking
         self.cores = core_share(options)
-        placement, source = self.placement, origin_of(self.module)
-        self.units = build_units(inspected, placement=placement, memory=memory, source=source)
-        self.frozen = build_frozen(
-            inspected.params, placement=placement, memory=memory, source=source
-        )
+        placement = self.placement
+        self.units = build_units(inspected, placement=placement, memory=memory)
+        self.frozen = build_frozen(inspected.params, placement=placement, memory=memory)
         move_the_rest(self.module, trained=inspected.params, device=device, cast_to=options.cast_to)
         self.accelerator.trim()
         self.lanes = Lanes(

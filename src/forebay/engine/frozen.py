@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from forebay.engine.options import EngineOptions
     from forebay.engine.state_memory import PartMemory
-    from forebay.engine.weight_files import ParameterSource
     from forebay.model.inspect import InspectedModel
     from forebay.model.layout import ParamSlot, PartLayout, Segment
     from forebay.plan.placement import Placement
@@ -155,7 +154,6 @@ def build_frozen(
     *,
     placement: Placement,
     memory: PartMemory,
-    source: ParameterSource | None,
 ) -> tuple[Unit, ...]:
     """Allocate every unit of frozen weights and move their values into it, one by one.
 
@@ -163,7 +161,6 @@ def build_frozen(
         params: Parameters by index, the trained ones first.
         placement: Which units there are.
         memory: Where memory comes from.
-        source: The values of parameters on the meta device.
     """
     units = []
     heap = HeapTrimmer(every_bytes=64 << 20)
@@ -191,7 +188,7 @@ def build_frozen(
         unit = Unit(frozen, parts=parts, records=records, accumulation=placement.accumulation)
         for record in unit.records:
             left = record.param.nbytes if record.param.device.type == "cpu" else 0
-            unit.bind(record, source)
+            unit.bind(record)
             heap.freed(left)
             record.rebase()
         units.append(unit)

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from forebay.engine.weight_files import has_memory, value_of
 from forebay.errors import PendingWeightError, RankError, TransferError
+from forebay.model.unbuilt import UnbuiltWeight, value_of
 from forebay.plan.placement import Accumulation, UpdatePlace, WeightPlace
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from forebay.engine.policy import UpdatePolicy
     from forebay.engine.record import ParamRecord
     from forebay.engine.streamer import StagedPart
-    from forebay.engine.weight_files import ParameterSource
     from forebay.plan.placement import UnitPlacement
 
 __all__ = ["NanSource", "Unit", "WeightState"]
@@ -189,16 +188,15 @@ class Unit:
         """Whether its weights (or this rank's slices) live on the host or in files."""
         return self.placement.weights.is_off_device
 
-    def bind(self, record: ParamRecord, source: ParameterSource | None) -> None:
+    def bind(self, record: ParamRecord) -> None:
         """Move one parameter's values into the unit's memory.
 
         Args:
             record: The parameter.
-            source: Where its value comes from if it is on the meta device.
         """
         part, slot, param = record.part, record.slot, record.param
-        value = value_of(param, slot.names, source)
-        if not has_memory(param):
+        value = value_of(param)
+        if isinstance(param, UnbuiltWeight):
             # Its kind of tensor cannot change in place; the parameter stays the same object. `data`
             # has a version of its own: what fills the weight later is no write of the user's.
             there = torch.nn.Parameter(part.weight(slot).data, requires_grad=param.requires_grad)

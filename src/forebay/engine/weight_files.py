@@ -1,100 +1,138 @@
-"""Values of parameters that have no memory yet: made or read from files, one at a time."""
+"""Weights in safetensors files, as tensors that are read where and when they are used.
+
+What a pickle holds is never read: to open one is to run what it says.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import mmap
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from forebay.errors import CheckpointError
 from forebay.model.unbuilt import UnbuiltWeight
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator
 
-__all__ = ["ParameterSource", "WeightFiles", "has_memory", "value_of"]
+__all__ = ["INDEX", "read_weights"]
 
-
-class ParameterSource(Protocol):
-    """Gives each parameter its value, once, when its memory is there."""
-
-    def read(self, names: Sequence[str], like: torch.Tensor) -> torch.Tensor:
-        """The value of the parameter that has these names.
-
-        Args:
-            names: All of its names in the model.
-            like: The parameter on the meta device, for shape and dtype.
-
-        Raises:
-            CheckpointError: There is none, or it has another shape.
-        """
-        ...
+_WHOLE: Final = "model.safetensors"
+INDEX: Final = "model.safetensors.index.json"
+_HINT: Final = "name the folder that save_pretrained or save_16bit_model wrote"
 
 
-def has_memory(param: torch.Tensor) -> bool:
-    """Whether a parameter has its elements already."""
-    return not param.is_meta and not isinstance(param, UnbuiltWeight)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _InFile:
+    """A `WeightRecipe`: one tensor of a file.
 
-
-def value_of(
-    param: torch.Tensor, names: Sequence[str], source: ParameterSource | None
-) -> torch.Tensor:
-    """A parameter's elements, wherever they come from.
-
-    Args:
-        param: The parameter.
-        names: All of its names in the model.
-        source: Has those of parameters on the meta device.
+    Attributes:
+        file: The file.
+        name: The tensor's name in it.
     """
-    if isinstance(param, UnbuiltWeight):
-        return param.build()
-    if not param.is_meta:
-        return param.data
-    assert source is not None
-    return source.read(names, param)
+
+    file: Path
+    name: str
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+    def make(self) -> torch.Tensor:
+        """See `WeightRecipe`: the file's pages, of which those come that are looked at."""
+        with _opened(self.file) as opened:
+            value: torch.Tensor = opened.get_tensor(self.name)
+        return value
+
+    def fingerprint(self) -> str:
+        """See `WeightRecipe`: how it begins and ends, since all of it may be many gigabytes."""
+        words = self.make().reshape(-1).view(torch.uint8)
+        total = hashlib.sha256(f"{self.name} {self.size} {self.dtype}".encode())
+        for edge in (words[: mmap.PAGESIZE], words[-mmap.PAGESIZE :]):
+            total.update(edge.numpy().tobytes())
+        return total.hexdigest()[:16]
 
 
-class WeightFiles:
-    """The safetensors files of a folder (or one file), under the names of a state dict.
+def read_weights(path: str | Path) -> dict[str, UnbuiltWeight]:
+    """The weights of a folder of safetensors files, or of one, by name; none is read yet.
 
     Args:
-        path: The folder, or the file.
+        path: The folder: of what its index names where there is one, else of all such files.
 
     Raises:
-        CheckpointError: There are no such files.
+        CheckpointError: There are none, one is unreadable, or the index names what is elsewhere.
     """
+    return {name: weight for file in _files(Path(path)) for name, weight in _weights_in(file)}
 
-    def __init__(self, path: str | Path) -> None:
-        self._path = Path(path)
-        self._file_of: dict[str, Path] = {}
-        index = self._path / "model.safetensors.index.json"
-        if index.is_file():
-            names = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-            self._file_of = {name: self._path / file for name, file in names.items()}
-            return
-        files = [self._path] if self._path.is_file() else sorted(self._path.glob("*.safetensors"))
-        if not files:
-            raise CheckpointError(
-                f"{self._path} holds no safetensors files",
-                hint="name the folder that save_pretrained or save_16bit_model wrote",
-            )
-        for file in files:
-            with safe_open(file, framework="pt") as opened:
-                self._file_of.update(dict.fromkeys(opened.keys(), file))
 
-    def read(self, names: Sequence[str], like: torch.Tensor) -> torch.Tensor:
-        """See `ParameterSource`."""
-        name = next((name for name in names if name in self._file_of), None)
-        if name is None:
-            raise CheckpointError(f"{self._path} has no weights named {names[0]}")
-        with safe_open(self._file_of[name], framework="pt") as opened:
-            value: torch.Tensor = opened.get_tensor(name)
-        if value.shape != like.shape:
-            raise CheckpointError(
-                f"{name} has the shape {list(value.shape)} in {self._path} and "
-                f"{list(like.shape)} in the model"
+def _files(path: Path) -> list[Path]:
+    """As transformers looks for them."""
+    if path.is_file() and path.suffix == ".safetensors":
+        return [path]
+    if (path / _WHOLE).is_file():
+        return [path / _WHOLE]
+    if (path / INDEX).is_file():
+        return _files_of_index(path / INDEX)
+    found = sorted(path.glob("*.safetensors"))
+    if found:
+        return found
+    pickles = [path] if path.is_file() else sorted([*path.glob("*.bin"), *path.glob("*.pt")])
+    if pickles:
+        raise CheckpointError(
+            f"{path} holds no safetensors files, and forebay reads no pickles ({pickles[0].name}): "
+            "to open one is to run what it says",
+            hint="where you trust it: from_pretrained(folder).save_pretrained(other_folder) with "
+            "transformers writes safetensors",
+        )
+    raise CheckpointError(f"{path} holds no safetensors files", hint=_HINT)
+
+
+def _files_of_index(index: Path) -> list[Path]:
+    try:
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        strange = sorted(str(name) for name in names if Path(name).name != name)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(
+            f'{index} is no index of weights: no JSON object with a "weight_map"', hint=_HINT
+        ) from error
+    if strange:
+        raise CheckpointError(
+            f"{index} names the file {strange[0]!r}, which is not in its own folder",
+            hint="an index names files beside it; put them there",
+        )
+    missing = sorted(name for name in names if not (index.parent / name).is_file())
+    if missing:
+        raise CheckpointError(
+            f"{len(missing)} of the {len(names)} files that {index} names are missing, the first "
+            f"is {missing[0]}",
+            hint="fetch the whole folder",
+        )
+    return [index.parent / name for name in sorted(names)]
+
+
+def _weights_in(file: Path) -> Iterator[tuple[str, UnbuiltWeight]]:
+    with _opened(file) as opened:
+        for name in opened.keys():  # noqa: SIM118 - it is no mapping
+            tensor = opened.get_tensor(name)  # no page of it comes before it is looked at
+            recipe = _InFile(
+                file=file,
+                name=name,
+                size=tuple(tensor.shape),
+                stride=tensor.stride(),
+                dtype=tensor.dtype,
             )
-        return value
+            yield name, UnbuiltWeight(recipe, dtype=tensor.dtype)
+
+
+def _opened(file: Path) -> Any:
+    try:
+        return safe_open(file, framework="pt")
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(
+            f"cannot read the weights in {file}: {error}", hint="fetch the file again"
+        ) from error

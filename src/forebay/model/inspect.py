@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from forebay.errors import UnsupportedError
-from forebay.model.origin import origin_of
 from forebay.model.spec import ModelSpec, ParamSpec, UnitSpec
 from forebay.model.units import UnitMembers, units_by_blocks, units_by_size
 from forebay.model.whole import whole_modules
@@ -83,10 +82,9 @@ def refuse_meta(model: nn.Module) -> None:
     """Refuse what is on the meta device and has no values to come.
 
     Raises:
-        UnsupportedError: Parameters without an origin (`forebay.model.origin`), or buffers.
+        UnsupportedError: There is such a parameter or buffer.
     """
-    named = [] if origin_of(model) is not None else list(model.named_parameters())
-    for name, tensor in [*named, *model.named_buffers()]:
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if tensor.is_meta:
             kind = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
             raise UnsupportedError(

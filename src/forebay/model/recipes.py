@@ -192,6 +192,21 @@ class Recipe:
     value: Value
     place: Place
 
+    @property
+    def size(self) -> tuple[int, ...]:
+        """The tensor's shape."""
+        return self.place.size
+
+    @property
+    def stride(self) -> tuple[int, ...]:
+        """Its strides, in elements."""
+        return self.place.stride
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Its dtype."""
+        return self.place.dtype
+
     def make(self) -> torch.Tensor:
         """The tensor, in memory of its own."""
         storage = torch.UntypedStorage(self.value.nbytes)

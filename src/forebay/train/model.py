@@ -96,21 +96,27 @@ class ModelSource:
         return outlined
 
     def load(self, *, dtype: Dtype, checkpointing: GradientCheckpointing) -> nn.Module:
-        """Load the weights on the host, or say how they are made from torch's random state.
+        """Say where the weights lie, or how they are made from torch's random state.
 
         Args:
             dtype: The dtype to load or make them in.
             checkpointing: Whether activations are computed again in backward.
 
         Returns:
-            The model, in training mode. One that is made from scratch is never whole in memory:
-            see `forebay.zero.Init`.
+            The model, in training mode, never whole in memory: see `forebay.train.pretrained`
+            and `forebay.zero.Init`.
 
         Raises:
-            ConfigError: Weights are missing, of another shape, or unreadable.
+            ConfigError: Weights are missing, of another shape, pickled or unreadable.
             UnsupportedError: The model cannot recompute activations.
         """
-        model = self._make(dtype) if self.is_from_scratch else self._load(dtype)
+        model: Any
+        if self.is_from_scratch:
+            model = self._make(dtype)
+        else:
+            from forebay.train.pretrained import load_pretrained
+
+            model = load_pretrained(self.folder, config=self.config, dtype=_torch_dtype(dtype))
         if checkpointing is GradientCheckpointing.ON:
             try:
                 model.gradient_checkpointing_enable(
@@ -140,30 +146,6 @@ class ModelSource:
                 f"cannot make a {self.kind} model from this configuration: {_first_line(error)}",
                 hint="check the sizes in config.json against each other",
             ) from error
-
-    def _load(self, dtype: Dtype) -> Any:
-        try:
-            model, loading = _causal_lm().from_pretrained(
-                str(self.folder),
-                dtype=_torch_dtype(dtype),
-                local_files_only=True,
-                output_loading_info=True,
-            )
-        except Exception as error:
-            # safetensors, pickle and transformers each raise their own kind.
-            raise ConfigError(
-                f"cannot load the model in {self.folder}: {_first_line(error)}",
-                hint=f"to start from scratch: --model {self.folder / 'config.json'}",
-            ) from error
-        missing = sorted(loading["missing_keys"])
-        if missing:
-            # transformers would train them from random values, with a warning among many.
-            raise ConfigError(
-                f"{len(missing)} weights of the {self.kind} model are not in {self.folder}, "
-                f"the first is {missing[0]}",
-                hint="save the whole model again, as the class that config.json names",
-            )
-        return model
 
 
 def _read_config(file: Path) -> Any:
