@@ -35,10 +35,11 @@ def held_pieces(placement: Placement) -> dict[int, tuple[int, ...]]:
     """Of each unit, by index, how many pieces of each part buffers hold: the model's first ones."""
     left, found = placement.buffers.held, {}
     for unit in placement.units:
-        held = []
-        for count in _counts(unit, placement):
-            held.append(min(left, count))
-            left -= held[-1]
+        held = [0] * len(unit.layout.parts)
+        if left:
+            for number, count in enumerate(_counts(unit, placement)):
+                held[number] = min(left, count)
+                left -= held[number]
         found[unit.layout.index] = tuple(held)
     return found
 

@@ -30,7 +30,7 @@ from forebay.plan.zenflow import ZenFlow
 from forebay.plan.zenflow_ops import zenflow_ops
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from forebay.plan.placement import Placement, UnitPlacement
     from forebay.plan.records import Record
@@ -99,8 +99,16 @@ class Program:
 
 
 class _Builder:
-    def __init__(self) -> None:
+    """Operations so far, and each unit's pieces that come from files and go back."""
+
+    def __init__(self, placement: Placement) -> None:
         self.ops: list[Op] = []
+        held = held_pieces(placement)
+        self.coming = {
+            unit.layout.index: _records(unit, placement, held[unit.layout.index])
+            for unit in placement.units
+            if unit.update is UpdatePlace.NVME
+        }
 
     def add(self, op: Op) -> int:
         """Append an operation under the next number, which is returned."""
@@ -238,7 +246,7 @@ def build_program(
     Returns:
         Gradient operations in reverse order, then the agreement, then updates in `order`.
     """
-    builder = _Builder()
+    builder = _Builder(placement)
     for op in load_ops(placement, uses=uses or Uses.expected(placement, order=order)):
         builder.add(op)
     by_index = {unit.layout.index: unit for unit in placement.units}
@@ -251,7 +259,7 @@ def build_program(
     step = Trigger(TriggerKind.STEP)
     agreement = Op(kind=OpKind.AGREE, lane=Lane.COMPUTE, after=tuple(norms), trigger=step)
     agree = builder.add(agreement)
-    reads = _read_bytes([by_index[index] for index in order], placement)
+    reads = _read_bytes(order, placement, builder.coming)
     for index in order:
         early = _updates_early(by_index[index], placement)
         after: tuple[int, ...] = (lands[index],) if early else (agree, lands[index])
@@ -298,7 +306,7 @@ def _update_ops(
         up = 0 if unit.weights.is_off_device else unit_bytes(unit, placement)
         follows.append((OpKind.PUBLISH, Lane.UP, up))
     if unit.update is UpdatePlace.NVME:
-        nbytes = sum(record.nbytes for record in _coming(unit, placement))
+        nbytes = sum(record.nbytes for record in builder.coming[index])
         if unit.weights is WeightPlace.NVME:
             nbytes += weight_file_bytes(unit, placement)
         follows.append((OpKind.STORE, Lane.WRITE, nbytes))
@@ -335,7 +343,7 @@ def _delayed_ops(
     lane = Lane.COMPUTE if on_device else Lane.HOST
     builder.add(Op(kind=OpKind.UPDATE, lane=lane, unit=index, after=after, trigger=step))
     if unit.update is UpdatePlace.NVME:
-        nbytes = sum(record.nbytes for record in _coming(unit, placement))
+        nbytes = sum(record.nbytes for record in builder.coming[index])
         store = Op(
             kind=OpKind.STORE,
             lane=Lane.WRITE,
@@ -347,9 +355,8 @@ def _delayed_ops(
         builder.add(store)
 
 
-def _coming(unit: UnitPlacement, placement: Placement) -> list[Record]:
-    """A unit's pieces that come from files and go back."""
-    held = held_pieces(placement)[unit.layout.index]
+def _records(unit: UnitPlacement, placement: Placement, held: tuple[int, ...]) -> list[Record]:
+    """A unit's pieces but for the first ones of each part, which are held."""
     return [
         record
         for part, count in zip(unit.layout.parts, held, strict=True)
@@ -360,16 +367,13 @@ def _coming(unit: UnitPlacement, placement: Placement) -> list[Record]:
     ]
 
 
-def _read_bytes(ordered: Sequence[UnitPlacement], placement: Placement) -> dict[int, int]:
+def _read_bytes(
+    order: Sequence[int], placement: Placement, coming: Mapping[int, Sequence[Record]]
+) -> dict[int, int]:
     """Bytes that each unit in files reads from the second update on."""
-    every = [
-        (unit.layout.index, record.nbytes)
-        for unit in ordered
-        if unit.update is UpdatePlace.NVME
-        for record in _coming(unit, placement)
-    ]
+    every = [(index, record.nbytes) for index in order for record in coming.get(index, ())]
     kept = placement.buffers.kept(len(every))
-    reads = dict.fromkeys((unit.layout.index for unit in ordered), 0)
+    reads = dict.fromkeys(order, 0)
     for number, (index, nbytes) in enumerate(every):
         reads[index] += 0 if number in kept else nbytes
     return reads
