@@ -51,12 +51,19 @@ def test_every_rank_calls_the_users_own_loading_function(tmp_path, run, by):
         assert all(checks.values()), checks
 
 
-def test_loading_what_is_there_changes_no_bit_on_any_rank():
+@pytest.mark.parametrize("by", ["load", "window"])
+def test_what_brings_nothing_new_changes_no_bit_on_any_rank(by):
     """Whether weights are older than their masters, or in slices."""
     runs = [
         Run(stage=2, update="delayed"),
         Run(stage=3, update="zenflow"),
         Run(stage=3, offload="weights"),
     ]
-    for same in ranks.run(2, user_loads.load_what_is_there, runs):
+    for same in ranks.run(2, user_loads.change_nothing, runs, by):
         assert same == [True] * len(runs)
+
+
+@pytest.mark.parametrize("stage", [pytest.param(2, marks=slow), 3])
+def test_a_write_through_data_in_a_window_is_news_to_other_ranks(stage):
+    for found in ranks.run(2, user_loads.write_past_autograd, stage):
+        assert found == [True, True]

@@ -71,20 +71,44 @@ def load_state_dict(stage: int, offload: str, inside: str) -> dict[str, bool]:
         return checks
 
 
-def load_what_is_there(runs: list[Run]) -> list[bool]:
-    """Each run twice: as if nobody loaded anything, and with all that is there loaded again."""
+def _load(engine: Any) -> None:
+    engine.load_state_dict(engine.state_dict())
+    engine.optimizer.load_state_dict(engine.optimizer.state_dict())
+
+
+def _look(engine: Any) -> None:
+    with forebay.zero.GatheredParameters(list(engine.module.parameters()), modifier_rank=1):
+        pass
+
+
+_NO_CHANGE: dict[str, Any] = {"load": _load, "window": _look}
+
+
+def change_nothing(runs: list[Run], by: str) -> list[bool]:
+    """Each run twice: as if nobody did anything, and with all that is there taken for new."""
     same = []
     for run in runs:
         found = []
-        for loads in (False, True):
+        for acts in (False, True):
             with engine_of(run) as engine:
                 losses = go_on(engine, 0, 4)
-                if loads:
-                    engine.load_state_dict(engine.state_dict())
-                    engine.optimizer.load_state_dict(engine.optimizer.state_dict())
+                if acts:
+                    _NO_CHANGE[by](engine)
                 found.append((losses + go_on(engine, 4, 8), state(engine)))
         same.append(found[0] == found[1])
     return same
+
+
+def write_past_autograd(stage: int) -> list[bool]:
+    """A window in which one rank writes through `p.data`, which leaves no trace on it."""
+    with _owner_engine(stage, "cpu") as engine:
+        _train(engine)
+        window = forebay.zero.GatheredParameters(engine.module, modifier_rank=0)
+        with window:
+            if engine.global_rank == 0:
+                engine.module.first.weight.data.fill_(3.0)
+        after = masters(engine)
+        return [bool((after["first.weight"] == 3).all()), not bool((after["shift"] == 3).any())]
 
 
 def load_on_one_rank(modifier: int, sharers: int) -> dict[str, bool]:

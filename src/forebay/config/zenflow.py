@@ -55,7 +55,8 @@ def zenflow_problems(values: Values) -> list[Problem]:
         problems.append(
             Problem(
                 f"config keys {_ZERO}.offload_optimizer.super_offload and {named} are two modes",
-                "delete one of the two",
+                f"delete one of the two; {_SECTION}.overlap_step updates the host's part beside "
+                "training",
             )
         )
     stage = given.get(f"{_ZERO}.stage", 0)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from forebay.engine.record import ParamRecord
 
-__all__ = ["SameLoads"]
+__all__ = ["SameLoads", "is_same"]
 
 # What is compared at once is on both sides of the link: 2 or 4 MiB.
 _CHUNK_ELEMENTS: Final = 1 << 20
@@ -51,7 +51,7 @@ class SameLoads:
             agrees = version == record.version and not is_written(record)
             # or it is tied to a weight of a module around this one, which is being loaded too
             agrees = self._expected.pop(record, None) == version or agrees
-            if agrees and _is_same(record.param.data, state.get(prefix + name)):
+            if agrees and is_same(record.param.data, state.get(prefix + name)):
                 self._expected[record] = version + 1
 
     def confirm(self, records: Iterable[tuple[str, ParamRecord]]) -> None:
@@ -61,7 +61,7 @@ class SameLoads:
                 record.version = record.param._version
 
 
-def _is_same(here: torch.Tensor, coming: object) -> bool:
+def is_same(here: torch.Tensor, coming: object) -> bool:
     """Whether copying into a tensor leaves every bit of it."""
     if not isinstance(coming, torch.Tensor) or coming.shape != here.shape or coming.is_meta:
         return False

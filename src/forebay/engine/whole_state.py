@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from forebay.comm.collectives import Purpose
+from forebay.engine.masters import is_written
+from forebay.engine.same_loads import is_same
 
 if TYPE_CHECKING:
     from forebay.engine.engine import Engine
@@ -76,8 +78,18 @@ def bring_whole(engine: Engine, part: PartStorage) -> None:
 
 
 def take_from_rank(engine: Engine, param: torch.Tensor, *, rank: int) -> None:
-    """Let a parameter have the values that it has on one rank; every rank calls it."""
-    if engine.ranks.queue is not None and param.numel():
-        taken = engine.ranks.take(param.detach().reshape(-1).clone(), rank=rank)
-        with torch.no_grad():
-            param.copy_(taken.view(param.shape))
+    """Let a parameter have the values that it has on one rank; every rank calls it.
+
+    Where no rank wrote it, its master stays as it is. A write through `p.data` shows on the others.
+    """
+    if engine.ranks.queue is None or not param.numel():
+        return
+    taken = engine.ranks.take(param.detach().reshape(-1).clone(), rank=rank).view(param.shape)
+    record = engine.record_of(param)
+    if record is not None:
+        is_new = is_written(record) or not is_same(param.data, taken)
+        told = engine.ranks.tell([float(is_new)], what="whether one rank wrote a weight")
+        if not any(new for [new] in told):
+            return
+    with torch.no_grad():
+        param.copy_(taken)
