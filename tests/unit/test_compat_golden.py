@@ -152,7 +152,7 @@ def test_what_they_ask_for_that_is_not_there_is_refused_alone(change, message):
         )
     lines = str(caught.value).splitlines()
     assert message in lines[0]
-    assert lines[-1].startswith("hint: ")
+    assert lines[-1].startswith("hint: write zero_optimization.mics_shard_size with the same")
 
 
 def test_offloaded_parameters_under_stage_2_are_refused_with_both_ways_out():

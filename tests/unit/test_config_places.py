@@ -72,3 +72,16 @@ def test_what_makes_no_sense_is_refused(parts, message):
     error = refusal(*parts)
     with pytest.raises(ConfigError, match=message):
         raise error
+
+
+@pytest.mark.parametrize(("ranks", "sharers", "fitting"), [(4, 1, (2, 4)), (7, 3, (7,))])
+def test_ranks_that_do_not_come_out_in_copies_are_told_numbers_that_do(ranks, sharers, fitting):
+    def _zero(stage: int, **keys: int) -> dict[str, dict[str, int]]:
+        return {"zero_optimization": {"stage": stage, **keys}}
+
+    for stage in (0, 3):
+        hint = refusal(_zero(stage, mics_shard_size=sharers), world_size=ranks).hint
+        assert hint.startswith(f"write {', '.join(map(str, fitting))}, or delete it")
+        for number in fitting:
+            assert resolved(_zero(stage, mics_shard_size=number), world_size=ranks)
+        assert resolved(_zero(stage), world_size=ranks)

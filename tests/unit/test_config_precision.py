@@ -71,7 +71,9 @@ def test_check_grad_overflow() -> None:
     for config, dtype in (({}, "float32"), (_FP16, "float16")):
         row = next(r for r in resolved(config, on).rows if r.path == "bf16.check_grad_overflow")
         assert row.note == f"changes nothing: {dtype} gradients are always checked"
-        assert f"is false, and weights are {dtype}" in str(refusal(config, off))
+        refused = refusal(config, off)
+        assert f"is false, and weights are {dtype}" in str(refused)
+        assert refused.hint.endswith("in place of fp16") is (config is _FP16)
 
 
 def test_loss_scale() -> None:

@@ -261,7 +261,7 @@ def test_writing_what_is_on_its_way():
         next(model.parameters()).add_(1.0)  # a stride-0 view of NaN
     with torch.no_grad():
         next(model.parameters()).zero_()
-    with pytest.raises(PendingWeightError, match="was written between"):
+    with pytest.raises(PendingWeightError, match="was written while"):
         optimizer.step()
     optimizer.close()
 

@@ -256,8 +256,14 @@ def test_filling_what_is_away_is_refused():
         run(model, optimizer, features=12)
         with torch.no_grad():
             param.fill_(3.0)
-        with pytest.raises(PendingWeightError, match=r"8\.weight was written"):
+        with pytest.raises(PendingWeightError, match=r"8\.weight was written.*") as caught:
             model(inputs(1)[0])
+        assert "inside forebay.zero.GatheredParameters" in caught.value.hint
+        optimizer.synchronize()  # which brings nothing that lives on the host
+        with forebay.zero.GatheredParameters(param), torch.no_grad():
+            param.fill_(3.0)
+        model(inputs(1)[0])
+        assert bool((model.state_dict()["8.weight"] == 3.0).all())
 
 
 def test_a_weight_changed_after_forward_fails_as_in_torch():

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from forebay.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from forebay.config.lookup import Lookup
 
 __all__ = ["ExchangeSpec", "resolve_exchange"]
@@ -15,6 +17,7 @@ __all__ = ["ExchangeSpec", "resolve_exchange"]
 _REDUCTION: Final = "forebay.reduction"
 _DTYPE: Final = "communication_data_type"
 _SHARERS: Final = "zero_optimization.mics_shard_size"
+_SHOWN: Final = 6
 _DTYPES: Final[dict[str, Literal["float32", "bfloat16", "float16"]]] = {
     "fp32": "float32",
     "fp16": "float16",
@@ -65,13 +68,19 @@ def resolve_exchange(lookup: Lookup) -> ExchangeSpec:
         sharers = None
     if sharers is not None and ranks > 1:
         if ranks % sharers or sharers == 1:
+            fitting = _listed([n for n in range(2, ranks + 1) if ranks % n == 0])
             raise ConfigError(
                 f"config key {_SHARERS} is {sharers}, and there are {ranks} ranks",
-                hint=f"write a divisor of {ranks} from 2 on, or stage 0 where each rank is to "
-                "hold all state",
+                hint=f"write {fitting}, or delete it: all ranks share one copy then, and with "
+                "stage 0 each has its own",
             )
         copies = ranks // sharers
         lookup.annotate(_SHARERS, f"{copies} copies of the state, each over {sharers} ranks")
     return ExchangeSpec(
         reduction=reduction, dtype=None if dtype is None else _DTYPES[dtype], sharers=sharers
     )
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    """The first of them, at most."""
+    return ", ".join(map(str, numbers[:_SHOWN])) + (", ..." if len(numbers) > _SHOWN else "")

@@ -74,7 +74,8 @@ def _checks_overflow(lookup: Lookup, *, dtype: Dtype) -> bool:
         raise ConfigError(
             f"config key {path} is false, and weights are {dtype}, whose gradients are always "
             "checked",
-            hint=f'delete {path}, or write "bf16": {{"enabled": true}}',
+            hint=f'delete {path}, or write "bf16": {{"enabled": true}}'
+            + (" in place of fp16" if lookup.values.given.get("fp16.enabled") else ""),
         )
     lookup.moot([path], note=f"changes nothing: {dtype} gradients are always checked")
     return True

@@ -27,10 +27,11 @@ def refuse_taken(params: Iterable[nn.Parameter]) -> None:
 def compiled_error() -> UnsupportedError:
     """The error for modules that are compiled after their weights came to live elsewhere."""
     return UnsupportedError(
-        "a module was compiled after forebay took over, and its weights live on the host: no hook "
-        "inside it can bring them",
+        "a module was compiled after forebay took over, and its weights come to the device for "
+        "use alone (they are on the host, in files or shared out over ranks): no hook inside can "
+        "bring them",
         hint="compile the model's blocks before initialize()/offload(), or keep parameters on the "
-        "device",
+        "device: without offload_param, and over ranks in stage 2",
     )
 
 

@@ -90,9 +90,10 @@ class NanSource:
 def _written_while_pending(label: str) -> PendingWeightError:
     """The error for a write that the arriving weights undo."""
     return PendingWeightError(
-        f"{label} was written between step() and its next use, while its new value was on its way",
-        hint="call optimizer.synchronize() before changing weights, or set forebay.synchronous: "
-        "true",
+        f"{label} was written while its value was not on the device, or a new one was on its way "
+        "there",
+        hint="change weights inside forebay.zero.GatheredParameters, or after "
+        "optimizer.synchronize() where they stay on the device between steps",
     )
 
 

@@ -62,7 +62,8 @@ def refuse_wrapped(model: nn.Module) -> None:
         raise UnsupportedError(
             "the whole model was compiled before it was given to forebay, so that no hook of "
             "forebay's would fire",
-            hint="compile its blocks instead, or compile after initialize()/offload()",
+            hint="compile its blocks before initialize()/offload(); all of it may be compiled "
+            "afterwards where weights stay on the device",
         )
     for name, param in model.named_parameters():
         if isinstance(param, nn.UninitializedParameter):
