@@ -74,6 +74,10 @@ def test_a_plan_divides_state_between_memory_and_drives_as_the_run_does(
     assert ran.code == 0, ran.err
     record = read_record(run)
     assert record.setup.optimizer is Home.NVME
+    use = record.measured.drives
+    assert use is not None
+    assert use.bytes_read > 0 < use.bytes_written
+    assert 0 < use.read_seconds < 60 > use.write_seconds > 0
     planned = tier_bytes(record.shape, record.setup, places=record.places)
     assert planned.total("host") <= 21 << 20
     # some of it here, some there, and each side to within the pages that the engine rounds up to

@@ -11,11 +11,12 @@ from forebay.cli.main import main
 from forebay.errors import ConfigError
 from forebay.hardware.catalog import CATALOG
 from forebay.hardware.profile import read_profile
+from forebay.hardware.rates import DriveUse
 from forebay.plan.choose import choose
 from forebay.plan.learn import learn
 from forebay.plan.model_config import shape_of
 from forebay.plan.run_record import RUN_RECORD, Measured, RunRecord, read_record
-from forebay.plan.setup import Home, Setup
+from forebay.plan.setup import Cluster, Home, Setup
 from forebay.plan.tiers import tier_bytes
 from forebay.plan.workload import Workload
 from plan_cases import LLAMA_3B, LLAMA_8B, question
@@ -108,6 +109,61 @@ def test_a_run_is_judged_by_the_places_that_it_had():
     assert few.predict(corrected) == pytest.approx(slow.measured.seconds, rel=1e-3)
 
 
+def _with_files(slower, *, profile=_PROFILE, tokens=64):
+    """A run with all state on drives that took so many times as long as the profile says."""
+    setup = Setup(
+        stage=2,
+        optimizer=Home.NVME,
+        weights=Home.DEVICE,
+        workload=Workload(micro_batch=8, sequence=tokens),
+    )
+    slow = replace(profile, corrections=replace(profile.corrections, drives=slower))
+    use = DriveUse(
+        bytes_read=4 << 30,
+        read_seconds=slower * (4 << 30) / profile.drives.read,
+        bytes_written=2 << 30,
+        write_seconds=slower * (2 << 30) / profile.drives.write,
+    )
+    run = RunRecord(
+        machine=profile.machine,
+        shape=shape_of(LLAMA_3B, source="config"),
+        setup=setup,
+        measured=Measured(seconds=1.0, steps=5, host_bytes=0, device_bytes=0, drives=use),
+    )
+    return replace(run, measured=replace(run.measured, seconds=run.predict(slow)))
+
+
+@pytest.mark.parametrize("slower", [0.5, 1.0, 2.5])
+def test_files_teach_what_drives_take_and_nothing_else(slower):
+    run = _with_files(slower)
+    corrected, (lesson,) = learn(_PROFILE, [run])
+    assert corrected.corrections.drives == pytest.approx(slower, rel=1e-6)
+    # the rest of the forecast was right: no other factor stands in for the drives
+    assert lesson.factor == pytest.approx(1.0, rel=0.01)
+    assert run.predict(corrected) == pytest.approx(run.measured.seconds, rel=1e-3)
+    assert corrected.rates().file_read == pytest.approx(_PROFILE.drives.read / slower)
+    assert f"drives take {slower:.2f} times as long" in lesson.sentence()
+    twice, _ = learn(corrected, [run])
+    assert twice.corrections.drives == pytest.approx(slower, rel=1e-6)
+
+
+def test_ranks_share_drives_and_some_runs_say_nothing_of_them():
+    run = _with_files(1.0)
+    both = replace(run.setup, cluster=Cluster(devices_per_node=2))
+    shared = replace(run, setup=both)
+    shared = replace(shared, measured=replace(run.measured, seconds=shared.predict(_PROFILE)))
+    assert learn(_PROFILE, [shared])[1][0].drives == pytest.approx(0.5)
+    without = replace(_PROFILE, drives=None)
+    (lesson,) = learn(without, [_run(1.0, profile=without)])[1]
+    assert lesson.drives is None
+    assert "drives" not in lesson.sentence()
+
+
+def test_drives_of_another_kind_are_refused():
+    with pytest.raises(ConfigError, match="reads and writes took 40 times as long"):
+        learn(_PROFILE, [_with_files(40.0)])
+
+
 def test_learning_twice_changes_nothing_more():
     run = _run(1.4)
     once, _ = learn(_PROFILE, [run])
@@ -126,6 +182,9 @@ def test_several_runs_meet_in_the_middle():
 @pytest.mark.parametrize("optimizer", [Home.DEVICE, Home.HOST])
 def test_a_record_comes_back(tmp_path, optimizer):
     run = replace(_run(1.1, optimizer=optimizer), predicted_seconds=0.5, streamed_units=(0, 2))
+    if optimizer is Home.HOST:
+        use = _with_files(1.0).measured.drives
+        run = replace(run, measured=replace(run.measured, drives=use))
     (tmp_path / RUN_RECORD).write_text(run.as_json())
     assert read_record(tmp_path) == run
     assert json.loads(run.as_json())["predicted"]["host_bytes"] >= 0
@@ -144,6 +203,7 @@ def test_runs_of_other_machines_are_refused():
     [
         ({"version": 9}, "record of version 9, and this forebay reads version 1"),
         ({"measured": {"seconds": 1.0}}, "is no run's record"),
+        ({"measured": {"seconds": 1.0, "drives": {"bytes_read": -1}}}, "is no run's record"),
         ({"machine": 3}, "is no run's record"),
     ],
     ids=str,

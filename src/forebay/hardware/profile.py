@@ -8,7 +8,7 @@ format, is refused: wrong numbers plan worse than typical ones.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -134,11 +134,20 @@ class Profile:
             **self._file_rates(),
         )
 
+    @property
+    def corrected_drives(self) -> Drives | None:
+        """The drives at the pace that runs taught."""
+        if self.drives is None:
+            return None
+        factor = self.corrections.drives
+        return replace(
+            self.drives, read=self.drives.read / factor, write=self.drives.write / factor
+        )
+
     def _file_rates(self) -> dict[str, float]:
         """Of the drives; none where they were not measured, so that typical ones hold."""
-        if self.drives is None:
-            return {}
-        return {"file_read": self.drives.read, "file_write": self.drives.write}
+        drives = self.corrected_drives
+        return {} if drives is None else {"file_read": drives.read, "file_write": drives.write}
 
     def as_json(self) -> str:
         """The file's text."""

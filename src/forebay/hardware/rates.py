@@ -7,6 +7,7 @@ from dataclasses import dataclass
 __all__ = [
     "UNCORRECTED",
     "Corrections",
+    "DriveUse",
     "Drives",
     "LinkRates",
     "MatrixRate",
@@ -125,6 +126,36 @@ class Drives:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DriveUse:
+    """What a run's process did with its files.
+
+    Attributes:
+        bytes_read: In all.
+        read_seconds: In which something was read.
+        bytes_written: In all.
+        write_seconds: In which something was written.
+    """
+
+    bytes_read: int
+    read_seconds: float
+    bytes_written: int
+    write_seconds: float
+
+    def times_as_long(self, drives: Drives, *, sharers: int) -> float:
+        """How many times as long it took as drives take that so many processes share evenly.
+
+        Example:
+            >>> drives = Drives(count=1, capacity_bytes=1, read=4.0, write=2.0)
+            >>> DriveUse(
+            ...     bytes_read=8, read_seconds=6.0, bytes_written=8, write_seconds=6.0
+            ... ).times_as_long(drives, sharers=1)
+            2.0
+        """
+        expected = self.bytes_read / drives.read + self.bytes_written / drives.write
+        return (self.read_seconds + self.write_seconds) / (sharers * expected)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
     """Between ranks.
 
@@ -167,12 +198,14 @@ class Corrections:
         compute: Of seconds of forward and backward.
         host_update: Of seconds of updates on the host.
         activations: Of bytes of activations on the device.
+        drives: Of seconds of reads and writes of drives.
         runs: How many runs they come from.
     """
 
     compute: float = 1.0
     host_update: float = 1.0
     activations: float = 1.0
+    drives: float = 1.0
     runs: int | None = None
 
 

@@ -11,6 +11,8 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from forebay.errors import ConfigError, UnsupportedError
+from forebay.hardware.rates import DriveUse
+from forebay.links.busy_time import BusyTime
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -99,6 +101,7 @@ class FileLink:
 
     def __init__(self, core: Any, files: Any, *, access: FileAccess) -> None:
         self._files = files
+        self._reading, self._writing = BusyTime(), BusyTime()
         backend, self.backend = _backend(core, access)
         fault = access.fault
         if fault is not None:
@@ -135,6 +138,16 @@ class FileLink:
         """Requests that have been made so far."""
         return int(self._queue.blocks)
 
+    @property
+    def use(self) -> DriveUse:
+        """What it did so far, and for how long."""
+        return DriveUse(
+            bytes_read=self.bytes_read,
+            read_seconds=self._reading.seconds,
+            bytes_written=self.bytes_written,
+            write_seconds=self._writing.seconds,
+        )
+
     def read(
         self,
         span: tuple[int, int, int],
@@ -143,11 +156,13 @@ class FileLink:
         urgency: Urgency = Urgency.BULK,
     ) -> Any:
         """Fill memory: (offset, address, bytes), all multiples of 4096."""
-        return self._queue.read(self._files, [span], urgency.value, list(after))
+        ticket = self._queue.read(self._files, [span], urgency.value, list(after))
+        return self._reading.add(ticket)
 
     def write(self, span: tuple[int, int, int], *, after: Sequence[Any] = ()) -> Any:
         """Write memory: (offset, address, bytes), all multiples of 4096."""
-        return self._queue.write(self._files, [span], Urgency.BULK.value, list(after))
+        ticket = self._queue.write(self._files, [span], Urgency.BULK.value, list(after))
+        return self._writing.add(ticket)
 
     def close(self) -> None:
         """Stop; what is still queued fails. Idempotent."""

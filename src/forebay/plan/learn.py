@@ -2,7 +2,8 @@
 
 Two factors of seconds, of computation and of the update on the host. A run teaches the one that
 bounds it: the factor is found at which the forecast is what was measured, everything else left
-alone. A third factor, of activations, from what torch held at its peak beside what was placed.
+alone. A third factor, of activations, from what torch held at its peak beside what was placed. A
+fourth, of drives, from the seconds in which a run's files were read and written.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ class Lesson:
         activations: What bytes of activations are multiplied by; None where the run measured no
             peak, as on the CPU.
         peaks: Bytes of the device's peak, predicted and measured.
+        drives: What seconds of reads and writes are multiplied by; None where the run had no files
+            or the profile has no drives.
     """
 
     predicted: float
@@ -50,6 +53,7 @@ class Lesson:
     factor: float
     activations: float | None = None
     peaks: tuple[int, int] = (0, 0)
+    drives: float | None = None
 
     def sentence(self) -> str:
         """The lesson in words."""
@@ -60,10 +64,14 @@ class Lesson:
                 f"; predicted {said} on the device, measured {took}: activations take "
                 f"{self.activations:.2f} times as much"
             )
+        files = ""
+        if self.drives is not None:
+            files = f"; reads and writes of drives take {self.drives:.2f} times as long"
         noun = _NOUNS[self.taught]
         return (
             f"predicted {format_seconds(self.predicted)} an update, measured "
-            f"{format_seconds(self.measured)}: {noun} takes {self.factor:.2f} times as long{memory}"
+            f"{format_seconds(self.measured)}: {noun} takes {self.factor:.2f} times as long"
+            f"{files}{memory}"
         )
 
 
@@ -88,6 +96,7 @@ def learn(profile: Profile, runs: Sequence[RunRecord]) -> tuple[Profile, tuple[L
         "compute": [one.factor for one in lessons if one.taught == "compute"],
         "host_update": [one.factor for one in lessons if one.taught == "host_update"],
         "activations": [one.activations for one in lessons if one.activations is not None],
+        "drives": [one.drives for one in lessons if one.drives is not None],
     }
     factors = {}
     for name, said in taught.items():
@@ -100,6 +109,10 @@ def learn(profile: Profile, runs: Sequence[RunRecord]) -> tuple[Profile, tuple[L
 
 
 def _lesson(profile: Profile, run: RunRecord) -> Lesson:
+    said = run.predict(profile)
+    drives = _drives(profile, run)
+    if drives is not None:  # what is left of the difference is something else's
+        profile = _corrected(profile, "drives", drives)
     forecast = run.forecast(profile)
     if run.streamed_units is None:
         # The same places for every factor that is tried.
@@ -124,12 +137,29 @@ def _lesson(profile: Profile, run: RunRecord) -> Lesson:
         else:
             high = middle
     return Lesson(
-        predicted=forecast.seconds,
+        predicted=said,
         measured=measured,
+        drives=drives,
         taught=taught,
         factor=math.sqrt(low * high),
         **_memory(profile, run),
     )
+
+
+def _drives(profile: Profile, run: RunRecord) -> float | None:
+    """How many times as long as the profile says a run's files took."""
+    use, drives = run.measured.drives, profile.corrected_drives
+    if use is None or drives is None or not use.bytes_read + use.bytes_written:
+        return None
+    factor = use.times_as_long(drives, sharers=run.setup.cluster.devices_per_node)
+    if not 1 / _MOST <= factor <= _MOST:
+        raise ConfigError(
+            f"the run's reads and writes took {factor:.3g} times as long as the profile's drives "
+            f"take; that is not between {1 / _MOST:.3g} and {_MOST:.3g}",
+            hint="measure the drive of the run's nvme_path again with: forebay probe --drive "
+            "FOLDER --output FILE",
+        )
+    return factor
 
 
 def _memory(profile: Profile, run: RunRecord) -> dict[str, Any]:
@@ -161,6 +191,9 @@ def _memory(profile: Profile, run: RunRecord) -> dict[str, Any]:
 
 
 def _with(profile: Profile, run: RunRecord, name: str, factor: float) -> float:
+    return run.predict(_corrected(profile, name, factor))
+
+
+def _corrected(profile: Profile, name: str, factor: float) -> Profile:
     changed = {name: getattr(profile.corrections, name) * factor}
-    corrected = replace(profile, corrections=replace(profile.corrections, **changed))
-    return run.predict(corrected)
+    return replace(profile, corrections=replace(profile.corrections, **changed))

@@ -12,6 +12,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from forebay.errors import ConfigError
+from forebay.hardware.rates import DriveUse
 from forebay.model.shape import Experts, Mlp, ModelShape, Norm
 from forebay.plan.placement import AccumulationOrder, UpdatePlace
 from forebay.plan.setup import Cluster, Home, Setup
@@ -29,6 +30,8 @@ __all__ = ["RUN_RECORD", "Measured", "RunRecord", "read_record"]
 
 RUN_RECORD = "plan.json"
 _VERSION = 1
+# More bytes, or seconds, than any run has.
+_MOST = 1e18
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +44,7 @@ class Measured:
         host_bytes: Placed on the host.
         device_bytes: Placed on the device.
         device_peak_bytes: The most that torch held there; None on the CPU.
+        drives: What one process did with its files; None where it had none.
     """
 
     seconds: float
@@ -48,6 +52,7 @@ class Measured:
     host_bytes: int
     device_bytes: int
     device_peak_bytes: int | None = None
+    drives: DriveUse | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,7 +171,11 @@ def _record(data: dict[str, Any]) -> RunRecord:
     shape["mlp"], shape["norm"] = Mlp(shape["mlp"]), Norm(shape["norm"])
     if shape["experts"] is not None:
         shape["experts"] = Experts(**shape["experts"])
-    units = data.get("streamed_units")
+    units, measured = data.get("streamed_units"), dict(data["measured"])
+    if measured.get("drives") is not None:
+        if any(not 0 <= value < _MOST for value in measured["drives"].values()):
+            raise ValueError(measured["drives"])
+        measured["drives"] = DriveUse(**measured["drives"])
     work = dict(setup["workload"])
     work["precision"] = Precision(work["precision"])
     work["recompute"] = Recompute(work["recompute"])
@@ -186,7 +195,7 @@ def _record(data: dict[str, Any]) -> RunRecord:
             host_budget=setup.get("host_budget"),
             weights_in_memory=int(setup.get("weights_in_memory", 0)),
         ),
-        measured=Measured(**data["measured"]),
+        measured=Measured(**measured),
         predicted_seconds=data["predicted"]["seconds"],
         streamed_units=None if units is None else tuple(int(unit) for unit in units),
         resident_units=tuple(int(unit) for unit in data.get("resident_units", ())),

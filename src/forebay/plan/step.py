@@ -94,7 +94,7 @@ class StepForecast:
 def rank_rates(profile: Profile, setup: Setup) -> RankRates:
     """One rank's share of its node."""
     local = setup.cluster.devices_per_node
-    node, network, drives = profile.node, profile.network, profile.drives
+    node, network, drives = profile.node, profile.network, profile.corrected_drives
     rates = profile.rates()
     uplinks = min(local, node.uplinks if node else local)
     links = uplinks / local

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import torch
 
     from forebay.config.resolved import ResolvedConfig
+    from forebay.hardware.rates import DriveUse
     from forebay.plan.placement import Placement
 
 __all__ = ["Took", "run_record"]
@@ -45,12 +46,14 @@ class Took:
         tiers: Bytes placed by tier and role.
         peak: Torch's peak on the device; None on the CPU.
         placement: Where the engine had each unit.
+        drives: What it did with its files; None without any.
     """
 
     seconds: Sequence[float]
     tiers: dict[str, dict[str, int]]
     peak: int | None
     placement: Placement
+    drives: DriveUse | None = None
 
 
 def run_record(
@@ -112,6 +115,7 @@ def run_record(
             host_bytes=local * sum(took.tiers.get("host", {}).values()),
             device_bytes=sum(took.tiers.get("device", {}).values()),
             device_peak_bytes=took.peak,
+            drives=took.drives,
         ),
     )
     if config.profile is None:

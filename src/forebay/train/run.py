@@ -346,7 +346,7 @@ def _summary(
 
 def _record(plan: _Plan, engine: Any, *, reporter: RunReporter, summary: Summary) -> None:
     """Write what the planner can learn from."""
-    options = plan.options
+    options, files = plan.options, engine.core.lanes.files
     again = options.gradient_checkpointing is GradientCheckpointing.ON
     record = run_record(
         plan.source.config.to_dict(),
@@ -359,6 +359,7 @@ def _record(plan: _Plan, engine: Any, *, reporter: RunReporter, summary: Summary
             tiers=summary.bytes_by_tier,
             peak=summary.device_peak_bytes,
             placement=engine.core.placement,
+            drives=None if files is None else files.link.use,
         ),
     )
     if record is not None:
