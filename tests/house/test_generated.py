@@ -28,6 +28,13 @@ def test_command_line_page_is_current() -> None:
     assert tool["reference"](app) == committed
 
 
+def test_page_of_machines_is_current() -> None:
+    """Run `python tools/plan_machines.py` after a change to the catalogue."""
+    tool = _tool("plan_machines")
+    committed = (ROOT / "docs" / "plan-machines.md").read_text(encoding="utf-8")
+    assert tool["page"]() == committed
+
+
 def test_page_of_published_figures_is_current() -> None:
     """Run `python tools/plan_claims.py` after a change to the planner's model."""
     tool = _tool("plan_claims")

@@ -7,13 +7,21 @@ import json
 import resource
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 
-from forebay.hardware.catalog import CATALOG, profile_of
+from forebay.hardware.catalog import (
+    CATALOG,
+    FACTOR_SOURCES,
+    LINK_SOURCES,
+    LINKS,
+    Factors,
+    profile_of,
+)
 from forebay.hardware.profile import Profile
 from forebay.hardware.sheets import SHEETS
+from forebay.hardware.sources import DGXH
 from forebay.plan.activations import activations
 from forebay.plan.advice import margins, offload_worth
 from forebay.plan.choose import Verdict, choose
@@ -34,9 +42,15 @@ def test_catalogued_machines_are_profiles_with_sources(name):
     profile, sheet = CATALOG[name], SHEETS[name]
     assert Profile.from_dict(json.loads(profile.as_json()), source=name) == profile
     assert profile_of(sheet) == profile
-    assert sheet.sources
-    named = {field.strip() for fields in sheet.sources for field in fields.split(",")}
-    assert {"device_memory", "matrix", "host_memory"} <= named
+    named = [name for names in sheet.sources for name in names.split(", ")]
+    assert len(named) == len(set(named))
+    known = {field.name for field in fields(sheet)} - {"title", "sources"}
+    assert set(named) | {"matrix_reached"} == known
+    assert ("matrix_reached" in named) == bool(sheet.matrix_reached)
+    for source in sheet.sources.values():
+        assert source.document
+        # what no page says is marked, and says what it rests on
+        assert source.is_found or source.note or "DDR" in source.document or source is DGXH
     # Nothing is faster than its sheet.
     assert profile.device_memory < sheet.device_memory
     assert max(rate.update for rate in profile.threads) < sheet.host_memory
@@ -54,6 +68,11 @@ def test_the_plan_explains_its_words_and_no_others():
     assert "visits the device for its update, the others are updated on the host" in text
     without = as_text(choose(question(LLAMA_3B, "h200", devices=1)))
     assert "units" not in without.partition("Words:")[0]
+
+
+def test_each_factor_and_link_of_the_catalogue_has_a_source():
+    assert {field.name for field in fields(Factors)} == set(FACTOR_SOURCES) - {"widths"}
+    assert set(LINKS) == set(LINK_SOURCES) == {sheet.link for sheet in SHEETS.values()}
 
 
 def test_a_plan_for_405b_on_64_nodes_takes_less_than_a_second(tmp_path):

@@ -7,7 +7,7 @@ measured, it was on one H200 with 16 cores (`docs/plan.md`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
@@ -23,27 +23,36 @@ from forebay.hardware.profile import (
     ThreadRate,
 )
 from forebay.hardware.sheets import SHEETS
+from forebay.hardware.sources import GRACE, HERE, INFINITY, OURS, Source
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from forebay.hardware.sheets import Sheet
 
-__all__ = ["CATALOG", "Factors", "machine_named", "profile_of"]
+__all__ = [
+    "CATALOG",
+    "FACTOR_SOURCES",
+    "LINKS",
+    "LINK_SOURCES",
+    "Factors",
+    "machine_named",
+    "profile_of",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Factors:
-    """What is reached of published peaks, on every machine alike.
+    """What is reached of published peaks, on every machine alike; `FACTOR_SOURCES` says whence.
 
     Attributes:
-        matrix: Of dense tensor-core peak: an H200 reached 799 of 989 TFLOP/s.
-        device_memory: An H200's copy reached 4.25 of 4.8 TB/s.
-        host_memory: Updates on a Grace processor reach 368 of 512 GB/s.
-        core_update: Bytes per second of the update pass that one core reaches: 4 reached 45 GB/s.
-        both: Both directions of a link together, against one alone: 101 against 55 GB/s.
-        inside: All-reduce on an HGX A100 reaches about 235 of 300 GB/s (nccl-tests).
-        across: On InfiniBand, protocol and framing leave about nine tenths (nccl-tests).
+        matrix: Of dense tensor-core peak.
+        device_memory: Of its peak, by a copy.
+        host_memory: Of its peak, by updates.
+        core_update: Bytes per second of the update pass that one core reaches.
+        both: Both directions of a link together, against one alone.
+        inside: Of the devices' own links, by an all-reduce.
+        across: Of the network's, what protocol and framing leave.
         launch_seconds: Of one kernel from PyTorch; the processor launches ahead of the device.
     """
 
@@ -59,21 +68,57 @@ class Factors:
 
 _FACTORS: Final = Factors()
 
-# Page-locked copies, up and down, by generation of PCIe x16, and over NVLink-C2C: measured (5), the
-# ZeRO-Infinity paper (3), common measurements with nvbandwidth (4), and Schieffer et al. 2024,
-# "Harnessing Integrated CPU-GPU System Memory for HPC: a first look into Grace Hopper" (C2C).
-_LINKS: Final = MappingProxyType(
-    {"3": (12e9, 12e9), "4": (25e9, 25e9), "5": (55e9, 55e9), "c2c": (375e9, 297e9)}
+FACTOR_SOURCES: Final[Mapping[str, Source]] = MappingProxyType(
+    {
+        "matrix": replace(HERE, note="799 of 989 TFLOPS; 687 in committed profiles"),
+        "device_memory": replace(HERE, note="4.25 of 4.8 TB/s"),
+        "host_memory": Source(
+            document="a measurement of Adam on a Grace processor: 368 of 512 GB/s",
+            note="who made it could not be found again",
+        ),
+        "core_update": replace(HERE, note="45 GB/s by 4 cores; 70 in committed profiles"),
+        "both": replace(HERE, note="101 against 55 GB/s; 98 against 54 in committed profiles"),
+        "inside": Source(
+            document="NCCL on NVLink 4: about 370 of 450 GB/s",
+            seen="https://github.com/NVIDIA/nccl/issues/1374",
+        ),
+        "across": Source(
+            document="nccl-tests on 4 x 200 Gb/s: 85 to 96 of 100 GB/s",
+            seen="https://github.com/NVIDIA/nccl-tests/issues/119",
+        ),
+        "launch_seconds": replace(OURS, note="a round figure of what PyTorch needs"),
+        "widths": replace(
+            OURS, note="narrow products: waves of 128 x 128 tiles on a hundred multiprocessors"
+        ),
+    }
 )
 
-# Products narrower than this do not fill a large device; the rate falls in proportion to the
-# waves of tiles (128 x 128 on about a hundred multiprocessors).
+# Page-locked copies, up and down, by generation of PCIe x16, and over NVLink-C2C.
+LINKS: Final[Mapping[str, tuple[float, float]]] = MappingProxyType(
+    {"3": (12e9, 12e9), "4": (25e9, 25e9), "5": (55e9, 55e9), "c2c": (375e9, 297e9)}
+)
+LINK_SOURCES: Final[Mapping[str, Source]] = MappingProxyType(
+    {
+        "3": INFINITY,
+        "4": Source(
+            document="nvbandwidth on 8 x A100: 24.8 GB/s",
+            seen="NVIDIA developer forums, topic 352186",
+        ),
+        "5": Source(
+            document="nvbandwidth, NVIDIA's own description: 55.6 GB/s; 53.8 here",
+            seen="NVIDIA technical blog on NVbandwidth",
+        ),
+        "c2c": replace(GRACE, document="Schieffer et al. 2024, arXiv 2407.07850"),
+    }
+)
+
+# Products narrower than this do not fill a large device: see "widths" above.
 _SIZES: Final = ((512, 0.25), (1024, 0.6), (2048, 0.85), (4096, 1.0))
 
 
 def profile_of(sheet: Sheet, *, factors: Factors = _FACTORS) -> Profile:
     """The profile that a machine's sheet leads to."""
-    up, down = _LINKS[sheet.link]
+    up, down = LINKS[sheet.link]
     both = factors.both * (up + down) / 2
     update = min(factors.host_memory * sheet.host_memory, factors.core_update * sheet.cores)
     copies = min(both * sheet.uplinks, factors.host_memory * sheet.host_memory)

@@ -10,6 +10,23 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
+from forebay.hardware.sources import (
+    A100,
+    DGX2,
+    DGXA,
+    DGXH,
+    GRACE,
+    H100,
+    H200,
+    INFINITY,
+    MLPERF,
+    OURS,
+    PM1733,
+    RTX_4090,
+    V100,
+    Source,
+)
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -45,7 +62,7 @@ class Sheet:
         drive_write: Of each, sequential.
         inside: Device to device in the machine.
         across: The machine's network adapters together; 0 without.
-        sources: Where each figure is from, by field.
+        sources: Where each figure is from, by field, or by several with commas between.
     """
 
     title: str
@@ -68,17 +85,8 @@ class Sheet:
     drive_write: float
     inside: float
     across: float
-    sources: Mapping[str, str] = field(default_factory=dict)
+    sources: Mapping[str, Source] = field(default_factory=dict)
 
-
-_DGX2 = "NVIDIA DGX-2 data sheet (2018)"
-_V100 = "NVIDIA Tesla V100 data sheet (SXM3: 125 TFLOPS, 900 GB/s)"
-_INFINITY = "Rajbhandari et al., ZeRO-Infinity (2021), section 6.1 and table 2"
-_DGXA = "NVIDIA DGX A100 data sheet and system architecture white paper (2020)"
-_A100 = "NVIDIA A100 data sheet"
-_DGXH = "NVIDIA DGX H100/H200 data sheet and user guide"
-_ADA = "NVIDIA Ada GPU architecture white paper, appendix A (GeForce RTX 4090)"
-_GRACE = "NVIDIA GH200 Grace Hopper Superchip data sheet"
 
 # fp32 products stay on the plain cores unless TF32 is allowed, which forebay leaves to the user.
 _V100_32 = Sheet(
@@ -106,12 +114,25 @@ _V100_32 = Sheet(
     across=100e9,
     sources=MappingProxyType(
         {
-            "devices, host_bytes, drives, across": _DGX2,
-            "device_memory, matrix, inside": _V100,
-            "matrix_reached": "ZeRO-Infinity, section 4.2: achievable peak of 70 TFLOPs on a V100",
-            "uplinks": f"{_INFINITY}: 3.0 GB/s per GPU when all 16 read, 12 when one does",
-            "host_memory": "Intel Xeon Platinum 8168: 6 channels DDR4-2666",
-            "drive_read, drive_write": f"{_INFINITY}: about 25 GB/s from 8 drives (1.6 per GPU)",
+            "device, devices, device_bytes, host_bytes, across, inside": DGX2,
+            "drives, drive_bytes": replace(
+                DGX2,
+                seen="DatacenterDynamics, Two petaflops in a box (2018)",
+                note="30 TB in all",
+            ),
+            "device_memory": replace(
+                V100,
+                seen="io-tech, NVIDIA esitteli Tesla V100 (2017)",
+            ),
+            "matrix": V100,
+            "matrix_reached": replace(INFINITY, note="section 4.2: 70 TFLOPS are reached"),
+            "link, uplinks": replace(
+                INFINITY, note="section 6.1, table 2: 12 GB/s for one device, 3.0 for each of 16"
+            ),
+            "cpu, cores, numa_nodes": replace(DGX2, seen="", note="pages name the family alone"),
+            "host_memory": Source(document="Intel Xeon Platinum 8168: 6 channels DDR4-2666"),
+            "drive_read": replace(INFINITY, note="about 25 GB/s from 8 drives, 1.6 per device"),
+            "drive_write": replace(OURS, note="a little below reads"),
         }
     ),
 )
@@ -140,11 +161,15 @@ _A100_40 = Sheet(
     across=200e9,
     sources=MappingProxyType(
         {
-            "devices, host_bytes, drives, across": _DGXA,
-            "uplinks": f"{_DGXA}: two GPUs behind each of four PCIe switches",
-            "device_memory, matrix, inside": _A100,
-            "host_memory": "AMD EPYC 7742: 8 channels DDR4-3200",
-            "drive_read, drive_write": "Samsung PM1733 3.84 TB data sheet",
+            "device, devices, cpu, cores, numa_nodes, host_bytes, drives, drive_bytes": DGXA,
+            "across": replace(
+                DGXA,
+                seen="Geektopia, NVIDIA anuncia el servidor DGX-A100 (May 2020)",
+            ),
+            "uplinks": replace(DGXA, seen="", note="two devices behind each of four PCIe switches"),
+            "link, device_bytes, device_memory, matrix, inside": A100,
+            "host_memory": Source(document="AMD EPYC 7742: 8 channels DDR4-3200"),
+            "drive_read, drive_write": PM1733,
         }
     ),
 )
@@ -157,6 +182,15 @@ _A100_80 = replace(
     device_memory=2039e9,
     host_bytes=2048 * _GIB,
     drives=8,
+    sources=MappingProxyType(
+        {
+            **_A100_40.sources,
+            "device, devices, cpu, cores, numa_nodes, host_bytes, drives, drive_bytes": replace(
+                DGXA,
+                seen="PCNews, NVIDIA DGX A100 (2020)",
+            ),
+        }
+    ),
 )
 
 _RTX_4090 = Sheet(
@@ -178,15 +212,23 @@ _RTX_4090 = Sheet(
     drives=1,
     drive_bytes=2 * _TB,
     drive_read=7.0e9,
-    drive_write=5.0e9,
+    drive_write=5.1e9,
     inside=0.0,
     across=0.0,
     sources=MappingProxyType(
         {
-            "device_memory, matrix": _ADA,
-            "cores, host_memory": "AMD Ryzen 9 7950X specifications: 2 channels DDR5-5200",
-            "host_bytes": "the most that its four slots took when it was sold",
-            "drive_read, drive_write": "Samsung 980 PRO 2 TB data sheet",
+            "device, device_bytes, device_memory, matrix": RTX_4090,
+            "cpu, cores, host_memory": Source(
+                document="AMD Ryzen 9 7950X specifications: 2 channels DDR5-5200",
+                seen="AutoAI, AMD Ryzen 9 7950X",
+            ),
+            "host_bytes": replace(OURS, note="the most that its four slots took when it was sold"),
+            "link, uplinks": replace(RTX_4090, seen="", note="one slot of PCIe 4 x16"),
+            "drive_bytes, drive_read, drive_write": Source(
+                document="Samsung 980 PRO 2 TB data sheet",
+                seen="Puget Systems, Samsung 980 Pro 2TB",
+            ),
+            "devices, numa_nodes, drives, inside, across": replace(OURS, note="one of everything"),
         }
     ),
 )
@@ -215,12 +257,12 @@ _H100 = Sheet(
     across=400e9,
     sources=MappingProxyType(
         {
-            "devices, drives, across, uplinks": _DGXH,
-            # 2 x 56 cores of 8480C and 32 x 64 GB, as NVIDIA describes its own system
-            "cores, host_bytes": f"{_DGXH}; MLPerf Inference 4.1, system H200-SXM-141GBx8",
-            "device_memory, matrix, inside": "NVIDIA H100 data sheet (SXM); H200 data sheet",
-            "host_memory": "Intel Xeon Platinum 8480C: 8 channels DDR5-4800",
-            "drive_read, drive_write": "Samsung PM1733 3.84 TB data sheet",
+            "device, device_bytes, device_memory, matrix, inside": H100,
+            "devices, cpu, cores, numa_nodes, host_bytes, link": MLPERF,
+            "across": replace(MLPERF, note="ten cards of 400 Gb/s, eight of them for exchanges"),
+            "drives, drive_bytes, uplinks": DGXH,
+            "host_memory": Source(document="Intel Xeon Platinum 8480C: 8 channels DDR5-4800"),
+            "drive_read, drive_write": PM1733,
         }
     ),
 )
@@ -232,6 +274,12 @@ _H200 = replace(
     # CUDA reports 139.8 GiB
     device_bytes=141 * 10**9,
     device_memory=4800e9,
+    sources=MappingProxyType(
+        {
+            **{names: source for names, source in _H100.sources.items() if source is not H100},
+            "device, device_bytes, device_memory, matrix, inside": H200,
+        }
+    ),
 )
 
 _GH200 = Sheet(
@@ -256,10 +304,17 @@ _GH200 = Sheet(
     across=50e9,
     sources=MappingProxyType(
         {
-            "device_memory, matrix, cores, host_bytes, host_memory": _GRACE,
-            "link": f"{_GRACE}: 450 GB/s each way, of which Schieffer et al. 2024 (arXiv "
-            "2407.07850) measured 375 up and 297 down",
-            "drive_read, drive_write": "Samsung PM1733 3.84 TB data sheet",
+            "device, device_bytes, device_memory, host_bytes, host_memory": GRACE,
+            "matrix": replace(H100, note="the same die"),
+            "cpu, cores": replace(GRACE, seen="Spheron, NVIDIA GH200 guide (January 2026)"),
+            "link": replace(
+                GRACE,
+                document="Schieffer et al. 2024, arXiv 2407.07850",
+                note="375 GB/s up and 297 down were measured of 450 each way",
+            ),
+            "devices, uplinks, numa_nodes, inside": replace(OURS, note="one of everything"),
+            "drives, drive_bytes, across": replace(OURS, note="no data sheet says of such a node"),
+            "drive_read, drive_write": PM1733,
         }
     ),
 )
