@@ -10,8 +10,10 @@ import forebay
 from forebay.plan.loads import Uses
 from forebay.plan.memory import forecast
 from forebay.plan.model_config import shape_of
+from forebay.plan.placement import UpdatePlace
 from forebay.plan.program import Lane, build_program
 from forebay.plan.ready import ready_config
+from forebay.plan.residents import host_share
 from forebay.plan.setup import Home, Setup
 from forebay.plan.tiers import in_engine, placement_of
 from forebay.plan.workload import Workload
@@ -30,25 +32,31 @@ _LLAMA = {
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "weights", "accumulation", "tied"),
+    ("optimizer", "weights", "accumulation", "tied", "resident"),
     [
-        (Home.NVME, Home.NVME, 1, False),
-        (Home.NVME, Home.NVME, 3, False),
-        (Home.NVME, Home.HOST, 2, False),
-        (Home.HOST, Home.HOST, 1, False),
-        (Home.HOST, Home.HOST, 2, True),
+        (Home.NVME, Home.NVME, 1, False, 0),
+        (Home.NVME, Home.NVME, 3, False, 0),
+        (Home.NVME, Home.HOST, 2, False, 0),
+        (Home.HOST, Home.HOST, 1, False, 0),
+        (Home.HOST, Home.HOST, 2, True, 0),
+        (Home.NVME, Home.NVME, 1, False, 2),
+        (Home.NVME, Home.DEVICE, 2, False, 1),
     ],
 )
-def test_a_run_moves_what_the_plan_says(optimizer, weights, accumulation, tied, tmp_path):
+def test_a_run_moves_what_the_plan_says(optimizer, weights, accumulation, tied, resident, tmp_path):
+    """`resident` first units' state stays on the device, as a written ratio says."""
     work = Workload(micro_batch=2, sequence=8, accumulation=accumulation)
     setup = Setup(stage=3, optimizer=optimizer, weights=weights, workload=work)
     assert in_engine(setup)
-    config = ready_config(setup)
-    for key in ("offload_optimizer", "offload_param"):
-        if config["zero_optimization"][key]["device"] == "nvme":
-            config["zero_optimization"][key]["nvme_path"] = str(tmp_path)
-    torch.manual_seed(0)
     llama = _LLAMA | {"tie_word_embeddings": tied}
+    shape, stays = shape_of(llama, source="test"), UpdatePlace.DEVICE
+    rest = len(shape.unit_elements()) - resident
+    places = (stays,) * resident + (UpdatePlace.HOST,) * rest if resident else ()
+    config = ready_config(setup, host_share=host_share(shape, places))
+    for given in config["zero_optimization"].values():
+        if isinstance(given, dict) and given["device"] == "nvme":
+            given["nvme_path"] = str(tmp_path)
+    torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**llama), dtype=torch.bfloat16)
     tokens, seen = torch.randint(0, 500, (2, 8)), []
     with forebay.initialize(model=model, config=config)[0] as engine:
@@ -59,7 +67,7 @@ def test_a_run_moves_what_the_plan_says(optimizer, weights, accumulation, tied, 
             engine.synchronize()
             seen.append(engine.core.traffic)
         placed = forecast(engine.core.placement)
-    planned = placement_of(shape_of(llama, source="test"), setup)
+    planned = placement_of(shape, setup, places=places)
     assert forecast(planned) == placed
     order = range(len(planned.units))
     uses = Uses.expected(planned, order=order, again=order[:tied])

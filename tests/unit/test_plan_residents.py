@@ -15,7 +15,7 @@ from forebay.plan.share import places_for_share
 from forebay.plan.step import step_forecast
 from forebay.plan.tiers import tier_bytes
 from forebay.plan.workload import Workload
-from plan_cases import question
+from plan_cases import LLAMA_8B, question
 
 MIXTRAL = {
     "model_type": "mixtral",
@@ -45,6 +45,23 @@ def test_room_on_the_devices_holds_state_where_that_is_faster() -> None:
     alone = step_forecast(shape, best.setup, profile=choice.question.profile, places=host)
     assert best.seconds < 0.9 * alone.seconds
     assert f"the state of the first {resident} " in as_text(choice)
+
+
+def test_room_on_the_device_holds_state_beside_drives_too() -> None:
+    """A byte that stays is neither read nor written in an update."""
+    asked = question(LLAMA_8B | {"num_hidden_layers": 56}, "4090", sequence=512)
+    choice = choose(asked)
+    best = choice.best
+    assert best is not None and best.step is not None
+    assert best.setup.optimizer is Home.NVME
+    resident = best.step.places.count(UpdatePlace.DEVICE)
+    assert 0 < resident < len(best.step.places) / 2
+    assert best.tiers.total("device") <= 0.92 * choice.capacity.device
+    alone = step_forecast(asked.shape, best.setup, profile=asked.profile)
+    assert best.seconds < 0.97 * alone.seconds
+    ratio = config_of(choice, best)["zero_optimization"]["offload_optimizer"]["ratio"]
+    assert places_for_share(asked.shape.spec("bfloat16"), share=ratio) == best.step.places
+    assert "Of the state that does not stay there" in as_text(choice)
 
 
 def test_the_written_share_makes_the_engine_place_what_was_planned() -> None:

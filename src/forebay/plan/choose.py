@@ -135,7 +135,7 @@ def _with_residents(question: Question, found: Divided) -> StepForecast:
     setup, profile = found.setup, question.profile
     step = step_forecast(question.shape, setup, profile=profile)
     is_bound = step.seconds > _HIDDEN * step.compute_seconds
-    if setup.optimizer is not Home.HOST or not in_engine(setup) or not is_bound:
+    if setup.optimizer is Home.DEVICE or not in_engine(setup) or not is_bound:
         return step
     if profile.machine.device == "cpu":
         return step
@@ -243,4 +243,6 @@ def _why(one: Candidate, tried: Sequence[Candidate]) -> str:
         if setup.workload.order is AccumulationOrder.LAYER:
             words += "; in layer order they move once an update"
         return words
+    if not one.tiers.total("nvme"):
+        return "host memory is too small for all of the state; the devices hold the rest"
     return "host memory is too small for all of the state; drives hold the rest"

@@ -75,12 +75,17 @@ def sentence(choice: Choice) -> str:
         Home.DEVICE: f"with everything in the memory of the device{'s' if many else ''}",
         Home.HOST: "with part of the training state in host memory",
         Home.NVME: "with part of the training state on drives",
-    }[best.setup.optimizer]
+    }[Home.NVME if best.tiers.total("nvme") else _without_drives(best.setup.optimizer)]
     pace = tokens_per_second(choice, best)
     return (
         f"Yes, this fits: all {size} train on {on} {where}, at about "
         f"{format_seconds(best.seconds)} per update, which is {pace:,.0f} tokens a second."
     )
+
+
+def _without_drives(home: Home) -> Home:
+    """Where state is that is asked to be on drives, when memory holds all of it."""
+    return Home.HOST if home is Home.NVME else home
 
 
 def _in_words(count: int) -> str:
@@ -189,9 +194,10 @@ def _whereabouts(choice: Choice, one: Candidate) -> Iterator[str]:
         for tier in (one.tiers.host, one.tiers.nvme)
     ]
     if all(sizes):
+        whose = "Of the state that does not stay there" if resident else "Of the optimizer's state"
         yield (
-            f"Of the optimizer's state {sizes[0] / sum(sizes):.0%} stays in host memory; the rest "
-            "comes from drives for each update and goes back."
+            f"{whose} {sizes[0] / sum(sizes):.0%} stays in host memory; the rest comes from drives "
+            "for each update and goes back."
         )
 
 
@@ -247,9 +253,8 @@ def warnings_of(choice: Choice) -> Iterator[str]:
         yield f"{cores:.3g} cores for each device are few: too few cost 30-50% of the speed"
     if question.profile.machine.device != "cpu":
         yield "host memory must be page-locked for the link's full rate: see forebay probe --report"
-    drives = question.profile.drives
-    if best.setup.optimizer is Home.NVME and drives is not None:
-        written = best.tiers.total("nvme")
+    drives, written = question.profile.drives, best.tiers.total("nvme")
+    if written and drives is not None:
         days = drives.capacity_bytes * _DRIVE_WRITES / (written / best.seconds * 86400)
         yield (
             f"each update writes {written / 1e12:.3g} TB to each node's drives: at this pace they "

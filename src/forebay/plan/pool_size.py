@@ -76,13 +76,14 @@ def pool_bytes(
 
 
 def with_default_pool(placement: Placement) -> Placement:
-    """The placement with a pool for all of its units, one at a time at work, without settings.
+    """The placement with a pool for all units that come and go, one at a time at work, unasked.
 
     As it is where no weights come and go.
     """
-    if all(unit.weights is WeightPlace.DEVICE for unit in placement.units):
+    comes = [unit.layout for unit in placement.units if unit.weights is not WeightPlace.DEVICE]
+    if not comes:
         return placement
-    sizes = {unit.layout.name: streamed_bytes(unit.layout) for unit in placement.units}
+    sizes = {layout.name: streamed_bytes(layout) for layout in comes}
     largest = max(sizes, key=lambda name: sizes[name])
     needs = PoolNeeds(sizes=sizes, at_once=sizes[largest], names=(largest,))
     return replace(placement, pool_bytes=pool_bytes(needs, asked=None, device_budget=None, taken=0))

@@ -1,7 +1,7 @@
-"""Units whose state stays on the device, as far as there is room, while the rest is on the host.
+"""Units whose state stays on the device, as far as there is room, while the rest is elsewhere.
 
-What stays moves nothing. The share that is left to the host is what a configuration says
-(`offload_optimizer.ratio`), so that these units are the forward's first ones.
+What stays moves nothing. The share that is left to the host, or to host memory and drives, is what
+a configuration says (`offload_optimizer.ratio`), so that these units are the forward's first ones.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def resident_places(shape: ModelShape, setup: Setup, *, free: int) -> tuple[Upda
 
     Args:
         shape: The model.
-        setup: With optimizer state on the host.
+        setup: With optimizer state on the host, or there and on drives.
         free: Bytes of the device that nothing else takes at its peak.
     """
     work, ranks = setup.workload, setup.ranks
