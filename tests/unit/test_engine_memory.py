@@ -21,7 +21,7 @@ from forebay.engine.options import SumPlace
 from forebay.hardware.limits import host_ceiling
 from forebay.model.layout import ITEM_BYTES
 from forebay.plan import Accumulation, SixteenBitMaster, UpdatePlace, forecast
-from forebay.plan.placement import Placement
+from forebay.plan.placement import Placement, WeightPlace
 from forebay.plan.policies import Delayed
 from forebay.plan.share import places_for_share
 from forebay.tiers.ledger import Role, Tier
@@ -205,6 +205,29 @@ def test_device_budget():
     with offloaded(model, replace(CPU, device_budget=needed)) as optimizer:
         model(torch.ones(2, 4)).sum().backward()
         optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("options", "on_device", "on_host"),
+    [
+        (replace(CPU, update=UpdatePlace.DEVICE), "with offload_optimizer", None),
+        (replace(CPU, update=UpdatePlace.HOST), "with stage 3 and offload_param", "device: none"),
+        (replace(CPU, update=UpdatePlace.HOST, weights=WeightPlace.HOST, pool_bytes=0), None, None),
+        (replace(CPU, update=UpdatePlace.HOST, policy=Delayed()), None, None),
+    ],
+    ids=["all on the device", "state on the host", "weights too", "delayed"],
+)
+def test_what_a_gpu_proposes_is_what_that_placement_takes(options, on_device, on_host):
+    with offloaded(_wide(torch.bfloat16), options) as optimizer:
+        placement = optimizer.engine.placement
+    for tier, way in (("device", on_device), ("host", on_host)):
+        short = replace(options, **{f"{tier}_budget": 1})
+        if tier == "host" and options.update is UpdatePlace.DEVICE:
+            continue  # nothing is there
+        with pytest.raises(BudgetError, match=f"{tier}_budget is") as caught:
+            fit.refuse_what_does_not_fit(placement, options=short, cpu=False)
+        ways = ("with offload_optimizer", "with stage 3 and offload_param", "device: none")
+        assert [w for w in ways if w in caught.value.hint] == ([way] if way else [])
 
 
 def test_visits_stay_inside_the_device_budget():

@@ -14,7 +14,8 @@ from forebay.errors import BudgetError
 from forebay.hardware.limits import HostCeiling, HostLimit, host_ceiling
 from forebay.plan.file_places import with_least_buffers
 from forebay.plan.memory import forecast
-from forebay.plan.placement import Accumulation
+from forebay.plan.placement import Accumulation, UpdatePlace
+from forebay.plan.policies import EXACT
 from forebay.units_of_measure import budget_text, format_bytes
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def refuse_what_does_not_fit(placement: Placement, *, options: EngineOptions, cp
             f"cannot place {format_bytes(device)} of {what} on the device: device_budget is "
             f"{format_bytes(options.device_budget)}",
             hint=f"raise forebay.device_budget to {budget_text(device)}"
-            + ("" if cpu else ", or offload the optimizer state with offload_optimizer"),
+            + ("" if cpu else _off_device(placement)),
         )
     if options.group is not None and options.group.size > 1:
         # None of them takes memory before all have seen what the machine has.
@@ -107,11 +108,24 @@ def _way_out(
         fewer = _needed(sizes, cpu=cpu, limit=ceiling.limit)
         if other != placement and ceiling.nbytes is not None and fewer <= ceiling.nbytes:
             ways.append(f"{way} (needs {format_bytes(fewer)})")
-    if not cpu:
+    if not cpu and placement.policy == EXACT and _keeps_weights(placement):
         ways.append("keep state on the device (offload_optimizer.device: none)")
     if ceiling.limit is HostLimit.AVAILABLE:
         ways.append("set forebay.host_budget if the machine's memory grows as it is touched")
     return ", or ".join(ways)
+
+
+def _keeps_weights(placement: Placement) -> bool:
+    return not any(unit.weights.is_off_device for unit in placement.units)
+
+
+def _off_device(placement: Placement) -> str:
+    """What else could leave the device, as the next words of a hint."""
+    if any(unit.update is UpdatePlace.DEVICE for unit in placement.units):
+        return ", or offload the optimizer state with offload_optimizer"
+    if placement.policy == EXACT and _keeps_weights(placement):
+        return ", or keep weights on the host with stage 3 and offload_param"
+    return ""
 
 
 def _sizes(
