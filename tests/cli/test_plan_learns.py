@@ -56,6 +56,27 @@ def test_a_run_corrects_the_profile_that_it_ran_with(
     assert record.predict(after) == pytest.approx(record.measured.seconds, rel=1e-3)
 
 
+def test_inputs_that_wait_on_the_host_are_in_what_is_predicted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "ds.json"
+    zero = {"stage": 2, "offload_optimizer": {"device": "cpu"}}
+    moves = {"cpu_checkpointing": True}
+    config.write_text(json.dumps({"zero_optimization": zero, "activation_checkpointing": moves}))
+    run = tmp_path / "run"
+    ran = forebay(
+        capsys, "train", "--model", model_config(tmp_path), "--data", text_file(tmp_path),
+        "--output", run, "--steps", 4, "--sequence-length", 32, "--config", config,
+        "--gradient-checkpointing",
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+    record = read_record(run)
+    assert record.setup.workload.moves_inputs
+    planned = tier_bytes(record.shape, record.setup, places=record.places)
+    assert planned.host["activations"] > 0
+    assert planned.total("host") == pytest.approx(record.measured.host_bytes, rel=0.03)
+
+
 def test_a_plan_divides_state_between_memory_and_drives_as_the_run_does(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,7 +10,7 @@ from forebay.plan.model_config import shape_of
 from forebay.plan.placement import UpdatePlace
 from forebay.plan.setup import Home, Setup
 from forebay.plan.tiers import tier_bytes
-from forebay.plan.workload import Workload
+from forebay.plan.workload import Inputs, Workload
 from plan_cases import LLAMA_3B, LLAMA_7B
 
 _3B, _7B = shape_of(LLAMA_3B, source="3b"), shape_of(LLAMA_7B, source="7b")
@@ -99,6 +99,6 @@ def test_inputs_on_the_host_free_what_they_freed():
     """Of four blocks' inputs one is gone at the loss: both are peaks of 32k, 4 x 2,048 tokens."""
     shape = SHAPES["32k"].planned("32k")
     here = activations(shape, Workload(micro_batch=4, sequence=2048))
-    there = here.with_inputs_on_host(count=shape.layers)
+    there = activations(shape, Workload(micro_batch=4, sequence=2048, inputs=Inputs.HOST))
     freed = here.kept_by(shape.layers) - there.kept_by(shape.layers)
     assert freed == pytest.approx(122_285_611_520 - 121_749_135_360, rel=0.001)

@@ -33,7 +33,7 @@ from forebay.plan.nearest import nearest_changes
 from forebay.plan.setup import Cluster, Home, Setup
 from forebay.plan.step import _step_forecast, rank_rates, step_forecast
 from forebay.plan.tiers import capacity, placement_of, tier_bytes
-from forebay.plan.workload import Precision, Recompute, Workload
+from forebay.plan.workload import Inputs, Precision, Recompute, Workload
 from plan_cases import LLAMA_3B, LLAMA_8B, LLAMA_405B, question
 
 
@@ -73,6 +73,31 @@ def test_the_plan_explains_its_words_and_no_others():
 def test_each_factor_and_link_of_the_catalogue_has_a_source():
     assert {field.name for field in fields(Factors)} == set(FACTOR_SOURCES) - {"widths"}
     assert set(LINKS) == set(LINK_SOURCES) == {sheet.link for sheet in SHEETS.values()}
+
+
+def test_inputs_on_the_host_are_in_its_memory_and_on_the_link():
+    """Of 28 blocks' inputs 27 leave, and two are on their way beside the last."""
+    asked = question(LLAMA_3B, "h200", devices=1, free=None, micro_batch=8)
+    work = asked.workload
+    one = work.tokens * 2 * asked.shape.hidden
+    found = {}
+    for inputs in Inputs:
+        setup = Setup(
+            stage=0,
+            optimizer=Home.DEVICE,
+            weights=Home.DEVICE,
+            workload=replace(work, inputs=inputs),
+        )
+        tiers = tier_bytes(asked.shape, setup)
+        step = step_forecast(asked.shape, setup, profile=asked.profile)
+        found[inputs] = tiers, step
+    here, there = found[Inputs.DEVICE], found[Inputs.HOST]
+    assert there[0].host == {"activations": 27 * one}
+    assert here[0].host == {}
+    assert here[0].device["activations"] - there[0].device["activations"] in (0, 25 * one)
+    assert there[1].busy["down"] == pytest.approx(27 * one / asked.profile.link.down, rel=0.01)
+    assert here[1].busy["down"] == 0
+    assert there[1].seconds == pytest.approx(here[1].seconds, rel=0.01)
 
 
 def test_a_plan_for_405b_on_64_nodes_takes_less_than_a_second(tmp_path):

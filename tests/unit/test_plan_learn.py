@@ -18,7 +18,7 @@ from forebay.plan.model_config import shape_of
 from forebay.plan.run_record import RUN_RECORD, Measured, RunRecord, read_record
 from forebay.plan.setup import Cluster, Home, Setup
 from forebay.plan.tiers import tier_bytes
-from forebay.plan.workload import Workload
+from forebay.plan.workload import Inputs, Workload
 from plan_cases import LLAMA_3B, LLAMA_8B, question
 
 _PROFILE = CATALOG["h200"]
@@ -183,6 +183,8 @@ def test_several_runs_meet_in_the_middle():
 def test_a_record_comes_back(tmp_path, optimizer):
     run = replace(_run(1.1, optimizer=optimizer), predicted_seconds=0.5, streamed_units=(0, 2))
     if optimizer is Home.HOST:
+        work = replace(run.setup.workload, inputs=Inputs.HOST)
+        run = replace(run, setup=replace(run.setup, workload=work))
         use = _with_files(1.0).measured.drives
         run = replace(run, measured=replace(run.measured, drives=use))
     (tmp_path / RUN_RECORD).write_text(run.as_json())

@@ -6,7 +6,6 @@ The placement is the engine's own; its program is simulated with the rates of th
 from __future__ import annotations
 
 import json
-import mmap
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -14,14 +13,14 @@ from forebay.bench.spec import SHAPES
 from forebay.bench.variant import Variant
 from forebay.errors import ConfigError
 from forebay.hardware.profile import Profile
-from forebay.plan.activations import activations
+from forebay.plan.activations import activations, moved_inputs
 from forebay.plan.compute import BlockMatrices, compute_seconds
 from forebay.plan.device_peak import PeakWalk
 from forebay.plan.memory import forecast
 from forebay.plan.placement import UpdatePlace
 from forebay.plan.program import Lane, build_program
 from forebay.plan.simulate import ComputeSeconds, simulate
-from forebay.plan.workload import Workload
+from forebay.plan.workload import Inputs, Workload
 
 if TYPE_CHECKING:
     from collections.abc import Container, Sequence
@@ -46,24 +45,6 @@ class Passes:
     uses: Uses | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Inputs:
-    """Blocks' inputs that wait on the host in one backward: how many, and the bytes of each."""
-
-    count: int
-    nbytes: int
-
-    @property
-    def host_bytes(self) -> int:
-        """What holds them: memory of its own for each."""
-        return self.count * (-(-self.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE)
-
-    def by_block(self, blocks: int) -> list[int]:
-        """Bytes of each block's; the last one's is used before it would leave."""
-        each = self.count // max(1, blocks - 1) * self.nbytes
-        return [*[each] * (blocks - 1), 0]
-
-
 def forecast_of(
     spec: StepSpec,
     placement: Placement,
@@ -86,28 +67,25 @@ def forecast_of(
         micro_batch=micro_batch,
         accumulation=spec.accumulation,
         sequence=spec.sequence,
+        inputs=Inputs.HOST if Variant.parse(spec.variant).offloads else Inputs.DEVICE,
         order=placement.order,
     )
     placed = {"device": 0, "host": 0}
     for (tier, _), nbytes in forecast(placement).items():
         placed[tier] = placed.get(tier, 0) + nbytes
     held, found = placed["device"] + frozen_bytes, activations(shape, work)
-    every = shape.layers * work.micro_batches_at_once
-    inputs = _Inputs(count=0, nbytes=found.kept // every)
-    if Variant.parse(spec.variant).offloads:
-        inputs = replace(inputs, count=every - work.micro_batches_at_once)
-        found = found.with_inputs_on_host(count=every)
+    moved = moved_inputs(shape, work)
     peak = PeakWalk(placement).peak(found, placed=held)
     visited = _with_visits(placement, peak.visitors)
     program = build_program(visited, order=passes.order, uses=passes.uses)
     said: dict[str, float] = {
         "forecast_device_bytes": held + peak.total,
-        "forecast_host_bytes": placed["host"] + inputs.host_bytes,
+        "forecast_host_bytes": placed["host"] + moved.host_bytes,
         "forecast_up_bytes": program.traffic(Lane.UP),
         "forecast_down_bytes": program.traffic(Lane.DOWN),
-        "forecast_activations_bytes": work.backwards * inputs.count * inputs.nbytes,
+        "forecast_activations_bytes": work.backwards * moved.total,
     }
-    seconds = _seconds(spec, visited, work, passes=passes, inputs=inputs)
+    seconds = _seconds(spec, visited, work, passes=passes)
     return said if seconds is None else said | {"forecast_seconds": seconds}
 
 
@@ -130,7 +108,6 @@ def _seconds(
     work: Workload,
     *,
     passes: Passes,
-    inputs: _Inputs,
 ) -> float | None:
     if not spec.profile:
         return None
@@ -143,8 +120,7 @@ def _seconds(
         )
     except ConfigError:  # the processor has no rate for 16-bit products
         return None
-    after = len(compute.forward) - 1 - shape.layers
-    moved = (0, *inputs.by_block(shape.layers), *[0] * after)
+    moved = moved_inputs(shape.planned(spec.size), work).by_unit(len(compute.forward))
     compute = replace(compute, inputs=moved)
     compute = _with_frozen(compute, frozen=len(placement.frozen), blocks=shape.layers)
     if len(passes.order) != len(compute.forward):

@@ -22,7 +22,8 @@ the logit): 12 bytes, beside what the last norm keeps. Measured on an H200 with 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import mmap
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from forebay.model.shape import Mlp, Norm
@@ -32,7 +33,15 @@ if TYPE_CHECKING:
     from forebay.model.shape import ModelShape
     from forebay.plan.workload import Workload
 
-__all__ = ["ON_THEIR_WAY", "Activations", "activations", "kept_by_block", "peak_bytes"]
+__all__ = [
+    "ON_THEIR_WAY",
+    "Activations",
+    "MovedInputs",
+    "activations",
+    "kept_by_block",
+    "moved_inputs",
+    "peak_bytes",
+]
 
 _LOSS_BYTES_PER_LOGIT = 12
 # Blocks' inputs that leave, or come back ahead of their use, at the same time: one is copied while
@@ -65,13 +74,45 @@ class Activations:
         nbytes = self.kept * min(blocks, self.blocks) // self.blocks
         return nbytes if self.here_at_most is None else min(nbytes, self.here_at_most)
 
-    def with_inputs_on_host(self, *, count: int) -> Activations:
-        """With blocks' inputs on the host between forward and backward.
 
-        Args:
-            count: How many there are: one of each block and micro-batch.
-        """
-        return replace(self, here_at_most=min(count, ON_THEIR_WAY + 1) * self.kept // count)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MovedInputs:
+    """Blocks' inputs that wait on the host, in one backward.
+
+    Attributes:
+        micro_batches: That pass each block.
+        blocks: Whose inputs leave: all but the last.
+        nbytes: Of one input.
+    """
+
+    micro_batches: int
+    blocks: int
+    nbytes: int
+
+    @property
+    def total(self) -> int:
+        """Bytes that leave, and come back."""
+        return self.micro_batches * self.blocks * self.nbytes
+
+    @property
+    def host_bytes(self) -> int:
+        """What holds them: memory of its own for each."""
+        page = mmap.PAGESIZE
+        return self.micro_batches * self.blocks * (-(-self.nbytes // page) * page)
+
+    def by_unit(self, units: int) -> tuple[int, ...]:
+        """Bytes of each unit's: of what is before the blocks, the blocks, and perhaps a head."""
+        each = self.micro_batches * self.nbytes
+        return (0, *[each] * self.blocks, *[0] * (units - 1 - self.blocks))
+
+
+def moved_inputs(shape: ModelShape, workload: Workload) -> MovedInputs:
+    """The inputs that wait on the host; none where they stay."""
+    return MovedInputs(
+        micro_batches=workload.micro_batches_at_once,
+        blocks=shape.layers - 1 if workload.moves_inputs else 0,
+        nbytes=workload.tokens * workload.precision.item_bytes * shape.hidden,
+    )
 
 
 def _norm_bytes(shape: ModelShape, workload: Workload) -> int:
@@ -109,8 +150,10 @@ def activations(shape: ModelShape, workload: Workload) -> Activations:
     loss += workload.tokens * shape.extra_norms * _norm_bytes(shape, workload)
     layers = shape.layers * workload.micro_batches_at_once
     again = workload.recompute is Recompute.BLOCKS
+    here = inputs * min(layers, ON_THEIR_WAY + 1) if workload.moves_inputs else None
     return Activations(
         kept=(inputs if again else block) * layers,
+        here_at_most=here,
         block=passing + (block if again else 0),
         loss=loss,
         blocks=shape.layers,

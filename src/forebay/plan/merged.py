@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["Merged"]
 
 _T = TypeVar("_T")
+_N = TypeVar("_N", int, float)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +52,7 @@ class Merged:
         ends = [range(1), range(last, self.units)] if last else [range(1)]
         return [ends[0], *between, *ends[1:]]
 
-    def sums(self, values: Sequence[float]) -> tuple[float, ...]:
+    def sums(self, values: Sequence[_N]) -> tuple[_N, ...]:
         """What units take, together."""
         return tuple(sum(values[i] for i in group) for group in self.groups())
 

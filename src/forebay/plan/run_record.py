@@ -18,7 +18,7 @@ from forebay.plan.placement import AccumulationOrder, UpdatePlace
 from forebay.plan.setup import Cluster, Home, Setup
 from forebay.plan.step import step_forecast
 from forebay.plan.tiers import tier_bytes
-from forebay.plan.workload import Attention, Precision, Recompute, Workload
+from forebay.plan.workload import Attention, Inputs, Precision, Recompute, Workload
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -179,6 +179,7 @@ def _record(data: dict[str, Any]) -> RunRecord:
     work = dict(setup["workload"])
     work["precision"] = Precision(work["precision"])
     work["recompute"] = Recompute(work["recompute"])
+    work["inputs"] = Inputs(work.get("inputs", Inputs.DEVICE))
     work["attention"] = Attention(work["attention"])
     work["order"] = AccumulationOrder(work.get("order", AccumulationOrder.MICROBATCH))
     return RunRecord(

@@ -10,6 +10,7 @@ import functools
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from forebay.plan.activations import moved_inputs
 from forebay.plan.compute import compute_seconds
 from forebay.plan.loads import Uses
 from forebay.plan.memory import backlog_bytes
@@ -237,6 +238,7 @@ class _Engine:
         self._compute = ComputeSeconds(
             forward=self._merged.sums(compute.forward),
             backward=self._merged.sums(compute.backward),
+            inputs=self._merged.sums(moved_inputs(shape, setup.workload).by_unit(units)),
         )
 
     def best_places(self) -> tuple[UpdatePlace, ...]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from forebay.model.layout import layout_unit
-from forebay.plan.activations import activations, peak_bytes
+from forebay.plan.activations import activations, moved_inputs, peak_bytes
 from forebay.plan.device_peak import DevicePeak, PeakWalk
 from forebay.plan.file_places import FileWants, with_files
 from forebay.plan.memory import forecast
@@ -260,7 +260,8 @@ def _tier_bytes(
     shape: ModelShape, setup: Setup, corrected: float, places: tuple[UpdatePlace, ...]
 ) -> TierBytes:
     found = _corrected(activations(shape, setup.workload), corrected)
-    host_activations = 0
+    moved = moved_inputs(shape, setup.workload)
+    host_activations = moved.host_bytes * setup.cluster.devices_per_node
     if setup.habits.checkpoints is Home.HOST:
         host_activations = found.kept * setup.cluster.devices_per_node
         found = replace(found, kept=0)

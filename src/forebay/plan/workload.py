@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 __all__ = [
     "OPTIMIZERS",
     "Attention",
+    "Inputs",
     "OptimizerState",
     "Precision",
     "Recompute",
@@ -56,6 +57,14 @@ class Recompute(Enum):
     """Nothing: every activation is kept."""
     BLOCKS = "blocks"
     """Each block: only its input is kept (activation checkpointing)."""
+
+
+class Inputs(Enum):
+    """Where the inputs of recomputed blocks wait from their forward to their backward."""
+
+    DEVICE = "device"
+    HOST = "host"
+    """They leave, all but the last block's, and come back in time: `cpu_checkpointing`."""
 
 
 class Attention(Enum):
@@ -108,6 +117,7 @@ class Workload:
         precision: Working dtype.
         optimizer: Name in `OPTIMIZERS`.
         recompute: What backward computes again.
+        inputs: Where recomputed blocks' inputs wait.
         attention: How attention is computed.
         tensor_parallel: Devices that share each layer (for published figures; forebay has none).
         order: In which order the micro-batches of an update pass the model.
@@ -119,6 +129,7 @@ class Workload:
     precision: Precision = Precision.BF16
     optimizer: str = "adamw"
     recompute: Recompute = Recompute.BLOCKS
+    inputs: Inputs = Inputs.DEVICE
     attention: Attention = Attention.FUSED
     tensor_parallel: int = 1
     order: AccumulationOrder = AccumulationOrder.MICROBATCH
@@ -154,6 +165,11 @@ class Workload:
     def micro_batches_at_once(self) -> int:
         """Micro-batches whose activations are there at the same time."""
         return self.accumulation if self.order is AccumulationOrder.LAYER else 1
+
+    @property
+    def moves_inputs(self) -> bool:
+        """Whether inputs of blocks leave the device."""
+        return self.inputs is Inputs.HOST and self.recompute is Recompute.BLOCKS
 
     @property
     def backwards(self) -> int:

@@ -15,7 +15,7 @@ from forebay.plan.model_config import shape_of
 from forebay.plan.placement import AccumulationOrder, UpdatePlace
 from forebay.plan.run_record import Measured, RunRecord
 from forebay.plan.setup import Cluster, Home, Setup
-from forebay.plan.workload import Precision, Recompute, Workload
+from forebay.plan.workload import Inputs, Precision, Recompute, Workload
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -97,6 +97,7 @@ def run_record(
             sequence=sequence,
             precision=_PRECISIONS[config.precision.dtype],
             recompute=recompute,
+            inputs=Inputs.HOST if config.keeps_activations_on_host else Inputs.DEVICE,
             order=AccumulationOrder(config.batch.order),
         ),
         host_budget=None if budget is None else budget - local * least_bytes(config),
