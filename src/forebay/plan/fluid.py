@@ -110,23 +110,24 @@ class _State:
 
     def advance(self) -> None:
         """Go on to the next end of a task."""
-        alone = {index: self.tasks[index].rate for index in self.active.values()}
+        tasks, left = self.tasks, self.left
+        rates = {index: tasks[index].rate for index in self.active.values()}
         for meeting in self.meetings:
-            self._meet(meeting, alone)
-        wanted = sum(rate * self.tasks[index].memory for index, rate in alone.items())
-        slow = min(1.0, self.memory / wanted) if wanted else 1.0
-        rates = {
-            index: rate * (slow if self.tasks[index].memory else 1.0)
-            for index, rate in alone.items()
-        }
-        needed = {index: self.left[index] / rate for index, rate in rates.items()}
+            self._meet(meeting, rates)
+        wanted = sum([rate * tasks[index].memory for index, rate in rates.items()])
+        if wanted > self.memory:
+            slow = self.memory / wanted
+            for index in rates:
+                if tasks[index].memory:
+                    rates[index] *= slow
+        needed = {index: left[index] / rate for index, rate in rates.items()}
         step = min(needed.values())
         self.now += step
         ended = []
         for lane, index in list(self.active.items()):
-            self.left[index] -= rates[index] * step
+            left[index] -= rates[index] * step
             # The first always ends, however its last digits were rounded.
-            done = self.left[index] <= _NOTHING * self.tasks[index].work
+            done = left[index] <= _NOTHING * tasks[index].work
             if done or needed[index] <= step:
                 del self.active[lane]
                 ended.append(index)
