@@ -125,6 +125,13 @@ RUNS = (
         SCALING + "--ranks 2,1 --steps 3 --limit-seconds 60 --total-seconds 380 --output {output}",
         gpus=2,
     ),
+    Run(
+        "scaling-bits",
+        200,
+        SCALING + "--ranks 2 --variants zero1+none,zero2+cpu,zero3+cpu,zero3+params --steps 1 "
+        "--deterministic --limit-seconds 60 --total-seconds 190",
+        gpus=2,
+    ),
 )
 
 

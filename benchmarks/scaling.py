@@ -5,7 +5,11 @@ those processes, each under a time limit. One that outlasts it, or fails, is nam
 and costs a new start.
 
     python benchmarks/scaling.py --shape 3b --device cuda --ranks 1,2,4,8 --output results
+    python benchmarks/scaling.py --shape 3b --device cuda --ranks 2 --deterministic --steps 1
     python benchmarks/scaling.py --ranks 1,2,3    # the dry run, over gloo
+
+All of forebay's combinations of one number of ranks have to end with the same weights. On a GPU
+that is asked of the deterministic run alone: some of torch's kernels add in any order.
 
 NVLink multicast stays off (NCCL_NVLS_ENABLE=0).
 """
@@ -87,13 +91,17 @@ class Driver:
             "rows": options.rows or rows,
             "length": length,
             "links": count not in self.linked,
+            "deterministic": options.deterministic,
         }
         self.linked.add(count)
         worker = Path(__file__).with_name("scaling_worker.py")
         command = torchrun.command(worker, json.dumps(work), ranks=count)
         threads = max(1, (os.cpu_count() or 1) // count)
         environment = torchrun.environment(
-            device=options.device, threads=threads, NCCL_NVLS_ENABLE="0"
+            device=options.device,
+            threads=threads,
+            NCCL_NVLS_ENABLE="0",
+            **({"CUBLAS_WORKSPACE_CONFIG": ":4096:8"} if options.deterministic else {}),
         )
         process = subprocess.Popen(command, env=environment, start_new_session=True)
         # The first one's limit begins when the ranks have met.
@@ -246,8 +254,14 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--limit-seconds", type=float, default=60, help="For each combination.")
     parser.add_argument("--start-seconds", type=float, default=40, help="For the ranks to meet.")
     parser.add_argument("--total-seconds", type=float, default=1200, help="For everything.")
+    parser.add_argument(
+        "--deterministic",
+        action="store_true",
+        help="Compare weights on a GPU too, in slower kernels; not for figures of time.",
+    )
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
+    options.deterministic |= options.device == "cpu"
     options.ranks = [int(count) for count in options.ranks.split(",")]
     options.variants = options.variants.split(",")
     for name in options.variants:

@@ -244,7 +244,9 @@ def watch(run: Run, core: Any) -> dict[str, Any]:
     """What only forebay tells of itself."""
     queue = core.ranks.queue
     collectives = None if queue is None else queue.collectives
-    found: dict[str, Any] = {"weights": fingerprint(core)}
+    found: dict[str, Any] = {}
+    if run.work["deterministic"]:
+        found["weights"] = fingerprint(core)
     found["ledger"] = {f"{r.tier.value} {r.role.value}": r.nbytes for r in core.ledger.table()}
     run.runner.backward(torch.zeros(1, 8, dtype=torch.int64, device=device(run.work)))
     core.synchronize()
@@ -325,6 +327,7 @@ def main() -> None:
         distributed.init_process_group("cpu:gloo,cuda:nccl" if needs_both else "nccl")
     else:
         distributed.init_process_group("gloo")
+    torch.use_deterministic_algorithms(work["deterministic"])
     work["ranks"] = distributed.get_world_size()
     if work["links"]:
         said = {"variant": "links", "rank": rank, "ranks": work["ranks"], **link_rates(work)}
