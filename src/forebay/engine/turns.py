@@ -1,21 +1,20 @@
 """Functions that take turns: each in a thread of its own, one at a time, until all are done.
 
 No two of them ever run together; the threads are there only so that each can stop in the middle.
-What torch keeps for each thread (stream, autocast) and Python's context variables are those of the
-caller.
+What torch keeps for each thread (`engine.caller_state`) and Python's context variables are those
+of the caller.
 """
 
 from __future__ import annotations
 
-import contextlib
 import contextvars
 import threading
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-import torch
+from forebay.engine.caller_state import CallerState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from forebay.accelerators.base import Accelerator
 
@@ -83,7 +82,7 @@ class Turns(Generic[_T]):
             BaseException: What the first one that failed raised; the others were stopped.
         """
         jobs = [_Job(function, number=number) for number, function in enumerate(functions)]
-        state = _torch_state(self._accelerator)
+        state = CallerState(self._accelerator)
         try:
             for job in jobs:
                 context = contextvars.copy_context()
@@ -105,12 +104,12 @@ class Turns(Generic[_T]):
             _stop(jobs)
         return [job.result for job in jobs]  # type: ignore[misc]
 
-    def _work(self, job: _Job[_T], state: Callable[[], Any]) -> None:
+    def _work(self, job: _Job[_T], state: CallerState) -> None:
         self._here.job = job
         job.go.acquire()
         try:
             if not job.is_stopped:
-                with state():
+                with state.entered():
                     job.result = job.run()
         except BaseException as error:
             job.error = error
@@ -127,21 +126,3 @@ def _stop(jobs: Sequence[_Job[Any]]) -> None:
             job.paused.acquire()
         if job.thread is not None:
             job.thread.join()
-
-
-def _torch_state(accelerator: Accelerator) -> Callable[[], Any]:
-    """What enters the caller's stream and autocast in another thread."""
-    kind = accelerator.device.type
-    enabled = torch.is_autocast_enabled(kind)
-    dtype, caches = torch.get_autocast_dtype(kind), torch.is_autocast_cache_enabled()
-    stream = accelerator.calling_stream()
-
-    @contextlib.contextmanager
-    def _entered() -> Iterator[None]:
-        with (
-            stream(),
-            torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=caches),
-        ):
-            yield
-
-    return _entered
