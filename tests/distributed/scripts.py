@@ -332,6 +332,19 @@ def stopped_command_line(words: list[str], step: int, rank: int) -> int:
     return command_line(words)
 
 
+def starts_again(port: int) -> list[float]:
+    """Twice a group and an engine of it, in a store that outlives both, as torchrun's does."""
+    os.environ.update(TORCHELASTIC_USE_AGENT_STORE="True", MASTER_PORT=str(port))
+    norms = []
+    for _ in range(3):
+        torch.manual_seed(1)
+        with forebay.initialize(model=mlp(), config=config(1))[0] as engine:
+            steps(engine, 1)
+            norms.append(float(engine.get_global_grad_norm()))
+        torch.distributed.destroy_process_group()
+    return norms
+
+
 def joins_alone(seconds: float) -> str:
     """Wait for a rank that does not come; after a second there is a signal."""
     from forebay.compat.distributed import init_in_time

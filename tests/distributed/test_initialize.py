@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
+from torch.distributed import TCPStore
 
 from distributed import ranks, scripts
 
@@ -128,6 +129,13 @@ def test_a_rank_that_stays_away_is_named_within_30_seconds():
 
 def test_nothing_is_left_running_behind_a_closed_engine():
     assert ranks.run(3, scripts.closes_in_a_row) == [[0.0, 3.0, 6.0, 9.0]] * 3
+
+
+def test_groups_after_a_destroyed_one_do_not_meet_in_its_remains():
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    norms, *others = ranks.run(2, scripts.starts_again, store.port, seconds=40)
+    assert len(set(norms)) == 1
+    assert others == [norms]
 
 
 @pytest.mark.parametrize("stage", [1, 3])

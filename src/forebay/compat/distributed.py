@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import threading
@@ -10,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import distributed
+from torch.distributed import distributed_c10d as c10d
+from torch.distributed.rendezvous import rendezvous
 
 from forebay.comm.torch_group import TorchGroup
 from forebay.errors import ConfigError, ForebayError, RankError
@@ -34,6 +37,8 @@ _HINT: Final = (
     "start with torchrun --nproc-per-node N script.py, or call torch.distributed."
     "init_process_group first"
 )
+
+_starts = itertools.count(1)
 
 
 def init_distributed(
@@ -91,13 +96,25 @@ def init_distributed(
             os.environ.get("LOCAL_WORLD_SIZE", "?"),
             torch.cuda.device_count(),
         )
+    store, own_rank, size = _meet(init_method, rank=rank, world_size=world_size, timeout=timeout)
     distributed.init_process_group(
-        backend,
-        init_method=init_method,
-        rank=rank,
-        world_size=world_size,
-        timeout=timeout,
+        backend, store=store, rank=own_rank, world_size=size, timeout=timeout
     )
+
+
+def _meet(
+    init_method: str | None, *, rank: int, world_size: int, timeout: timedelta | None
+) -> tuple[Any, int, int]:
+    """A store that all ranks share and no earlier group has written to, this rank, and the size.
+
+    The store of torchrun outlives groups, and torch counts its groups anew after
+    `destroy_process_group`: it would read addresses of processes that listen no more.
+    """
+    limit = timeout or c10d.default_pg_timeout
+    meeting = rendezvous(init_method or "env://", rank, world_size, timeout=limit)
+    store, own_rank, size = next(meeting)
+    store.set_timeout(limit)
+    return c10d.PrefixStore(f"forebay/{next(_starts)}", store), own_rank, size
 
 
 def init_in_time(seconds: float) -> None:
