@@ -65,8 +65,8 @@ def train_adapters(stage: int, offload: str) -> dict[str, Any]:
                 base = engine.module[1].base
                 with forebay.zero.GatheredParameters(base, modifier_rank=1), torch.no_grad():
                     base.weight.fill_(0.01 * rank)
+        copied = copy.deepcopy(engine.module).state_dict()  # of weights that are on their way
         state = engine.state_dict()
-        copied = copy.deepcopy(engine.module).state_dict()
         written = float(state["1.base.weight"].float().mean())
         weights = digest(list(state.values()))
         is_copied = digest(list(copied.values())) == weights

@@ -275,7 +275,7 @@ class ModuleHooks:
         pending = [r for unit in units for r in unit.records if r.pending]
         if not pending:
             return
-        self._act.quiesce("a copy of the model")
+        self.await_updates()
         if memo is None:
             raise PendingWeightError(
                 f"the model was pickled while new weights ({pending[0].label}, ...) were on "
@@ -284,7 +284,11 @@ class ModuleHooks:
             )
         for record in pending:
             if id(record.param) in memo:
-                memo[id(record.param)].data = record.part.stored(record.slot).clone()
+                memo[id(record.param)].data = record.param.data.clone()
+
+    def await_updates(self) -> None:
+        """The barrier for copies of the model: every weight is the newest where it lives."""
+        self._act.quiesce("a copy of the model")
 
     def _learn_reads(self, reads: dict[int, int]) -> None:
         """After a pass: wait earlier for weights that were read before anybody waited."""

@@ -158,7 +158,7 @@ class Streaming:
             ),
             units_of={key: tuple(by_index[i] for i in found) for key, found in held.items()},
             members=members,
-            before_copy=hooks.before_copy,
+            hooks=hooks,
         )
 
     def declare(self, module: nn.Module, param: nn.Parameter) -> None:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.utils.hooks import RemovableHandle
 
+    from forebay.engine.hooks import ModuleHooks
     from forebay.engine.record import ParamRecord
     from forebay.engine.residency import Residency
     from forebay.engine.saved_weights import SavedWeights
@@ -67,7 +68,7 @@ class StreamingHooks:
         saved: Hooks on what autograd saves.
         units_of: For each module's id, the units that it holds during its forward.
         members: For each streamed parameter's id, its record and its unit.
-        before_copy: Passes the barrier before a copy of the model; see `ModuleHook`.
+        hooks: The hooks that every engine has; a copy of the model passes theirs first.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class StreamingHooks:
         saved: SavedWeights,
         units_of: dict[int, tuple[Unit, ...]],
         members: dict[int, tuple[ParamRecord, Unit]],
-        before_copy: Callable[[dict[int, Any] | None], None],
+        hooks: ModuleHooks,
     ) -> None:
         self._root = root
         self._residency = residency
@@ -97,7 +98,7 @@ class StreamingHooks:
         self._loading: dict[nn.Module, list[tuple[str, ParamRecord, Unit]]] = {}
         self._same = SameLoads()
         self._watched: list[nn.Module] = []
-        self._before_copy = before_copy
+        self._hooks = hooks
         self._restores: list[tuple[nn.Module, Any]] = []
         inside = {id(m) for outside in compiled_modules(root) for m in outside.modules()}
         for module in root.modules():
@@ -120,7 +121,7 @@ class StreamingHooks:
 
     def _on_copy(self, memo: dict[int, Any] | None) -> None:
         """The model is being copied (pickled where `memo` is None); see `ModuleHook`."""
-        self._before_copy(memo)
+        self._hooks.before_copy(memo)
         away = [(r, u) for r, u in self._members.values() if r.pending or r.part.is_sharded]
         if memo is None:
             if away:
@@ -133,8 +134,11 @@ class StreamingHooks:
         # Under a key of the memo's own kind: this is called for each hook of each module.
         done = memo.setdefault(id(self), set())
         found = [(r, u) for r, u in away if id(r.param) in memo and id(r.param) not in done]
+        if found:
+            self._hooks.await_updates()  # they write what is copied from
         for record, unit in found:
             done.add(id(record.param))
+            keep_written(record)
             weight = self._whole(record, unit)
             memo[id(record.param)].data = weight if record.part.is_sharded else weight.clone()
         if found:
