@@ -282,9 +282,25 @@ def test_two_optimizers_over_one_model():
         assert close(weights(model), weights(plain))
 
 
-def test_a_second_engine_over_the_same_parameters_is_refused():
+@pytest.mark.parametrize("options", [CPU, PLACES["weights_away"]], ids=["here", "away"])
+def test_a_second_engine_over_the_same_parameters_is_refused(options):
     model = mlp()
-    with offloaded(model), pytest.raises(UnsupportedError, match="still open"):
-        offload_with(model, adamw(model), options=CPU)
+    refused = pytest.raises(UnsupportedError, match=r"parameter 0\.weight is held by .* still open")
+    with offloaded(model, options), refused:
+        offload_with(model, adamw(model), options=options)
     with offloaded(model) as again:
         run(model, again, steps=1)
+
+
+@pytest.mark.parametrize("is_trained", [True, False], ids=["trained", "frozen"])
+def test_a_second_engine_over_frozen_weights_that_come_and_go_is_refused(is_trained):
+    away, model = PLACES["weights_away"], mlp()
+    model[2].requires_grad_(requires_grad=False)
+    top = nn.Sequential(model[2], nn.Linear(3, 2))
+    with offloaded(model, away, source=adamw(model[0])) as first:
+        model[2].requires_grad_(is_trained)
+        with pytest.raises(UnsupportedError, match=r"parameter 0\.weight is held by .* still open"):
+            offload_with(top, adamw(top[1] if not is_trained else top), options=away)
+        run(model, first, steps=1)
+    with offloaded(top, away):
+        assert not any(value.isnan().any() for value in top.state_dict().values())

@@ -129,8 +129,10 @@ class Engine:
     def _plan(self, model: nn.Module) -> InspectedModel:
         """Look, decide and refuse; nothing is touched."""
         options = self.options
+        # Before what is away is looked at: it has no value, and looks as if it never had one.
+        refuse_taken(model, (param for group in self.groups for param in group["params"]))
         inspected = look_at(model, groups=self.groups, options=options)
-        refuse_taken(inspected.params)
+        refuse_taken(model, inspected.params)  # with the frozen ones that would come and go
         self.order = inspected.order
         self.accelerator = accelerator_for(options.device)
         device = self.accelerator.device

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from forebay.engine.collector import hook_of
+from forebay.engine.watched import WatchedParameters
 from forebay.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -15,13 +16,29 @@ if TYPE_CHECKING:
 __all__ = ["compiled_error", "refuse_strangers", "refuse_taken"]
 
 
-def refuse_taken(params: Iterable[nn.Parameter]) -> None:
-    """Refuse parameters that another open engine trains."""
-    if any(hook_of(param) is not None for param in params):
-        raise UnsupportedError(
-            "a parameter of the model is trained by another engine that is still open",
-            hint="close() that engine (or optimizer) first",
-        )
+def refuse_taken(model: nn.Module, params: Iterable[nn.Parameter]) -> None:
+    """Refuse parameters that another open engine trains, or that come and go in it.
+
+    Args:
+        model: The model; its modules tell what comes and goes.
+        params: What is to be taken over.
+
+    Raises:
+        UnsupportedError: One of them is held.
+    """
+    watched = [
+        module._parameters.held
+        for module in model.modules()
+        if isinstance(module._parameters, WatchedParameters)
+    ]
+    for param in params:
+        if hook_of(param) is not None or any(id(param) in held for held in watched):
+            name = next((name for name, one in model.named_parameters() if one is param), None)
+            which = "a parameter outside of the model" if name is None else f"parameter {name}"
+            raise UnsupportedError(
+                f"{which} is held by another engine that is still open",
+                hint="close() that engine (or optimizer) first",
+            )
 
 
 def compiled_error() -> UnsupportedError:

@@ -153,7 +153,7 @@ class StreamingHooks:
         if self._streamed(module):
             self._watched.append(module)
             module._parameters = WatchedParameters(
-                module._parameters, self._on_read, showing=self._showing
+                module._parameters, self._on_read, showing=self._showing, held=self._members
             )
 
     def _attach_compiled(self, module: nn.Module) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Container
     from contextlib import AbstractContextManager
 
     from torch import nn
@@ -26,6 +26,7 @@ class WatchedParameters(dict[str, "nn.Parameter | None"]):
         on_read: Called with a parameter before it is handed out.
         showing: Keeps a parameter on the device inside a `with` block; then all ranks take over
             what one of them wrote, where it is given.
+        held: `id`s of the parameters that come and go in an open engine.
     """
 
     def __init__(
@@ -33,10 +34,13 @@ class WatchedParameters(dict[str, "nn.Parameter | None"]):
         members: dict[str, nn.Parameter | None],
         on_read: Callable[[nn.Parameter], None],
         showing: Callable[[nn.Parameter, int | None], AbstractContextManager[None]],
+        *,
+        held: Container[int] = (),
     ) -> None:
         super().__init__(members)
         self._on_read = on_read
         self.showing = showing
+        self.held = held
 
     def __getitem__(self, name: str) -> nn.Parameter | None:
         param = super().__getitem__(name)
