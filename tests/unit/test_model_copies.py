@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.optim.swa_utils import AveragedModel
 
 from forebay.links import FaultScript
 from forebay.plan import SixteenBitMaster, UpdatePlace, WeightPlace
@@ -54,3 +55,15 @@ def test_a_copy_has_what_was_assigned_since_the_step(kind):
         assert (copied.weight == 0.25).all()
         assert same(weights(copied), weights(model[0]))
         assert copied.weight.data_ptr() != model[0].weight.data_ptr()
+
+
+def test_an_average_over_copies_is_the_average_of_the_weights():
+    model, seen = deep(torch.float32), []
+    averaged = AveragedModel(model)
+    with offloaded(model, replace(AWAY, fault=LATE)) as optimizer:
+        for x in inputs(3):
+            step(model, optimizer, x.float())
+            averaged.update_parameters(copy.deepcopy(model))
+            seen.append(weights(model))
+    for name, value in averaged.module.state_dict().items():
+        assert torch.allclose(value, sum(one[name] for one in seen) / len(seen))
