@@ -9,6 +9,11 @@ module around, that is remembered, and the next tensor goes past them at once. T
 tensor without its history: recomputed layers would keep each other alive through it. Where nothing
 lies underneath a tensor is kept as torch keeps it: detached, so that a node does not own itself,
 and with its version, which torch does not check where there are hooks.
+
+[Note: backward's own graph] With `create_graph=True` the nodes of a backward save weights (or views
+such as `w.t()`) for the next backward, outside of any forward. So the first weight that such a node
+asks for puts hooks on top. Nobody takes them off: autograd restores a thread's hooks when a node is
+done.
 """
 
 from __future__ import annotations
@@ -23,6 +28,7 @@ import torch
 from torch.autograd.graph import disable_saved_tensors_hooks, saved_tensors_hooks
 
 from forebay.engine.activations import KeptActivation, is_kept_by_checkpoint
+from forebay.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -133,12 +139,25 @@ class SavedWeights:
             if part.home is not None
             for storage in part.home.storages
         }
+        self._in_backward = saved_tensors_hooks(self._pack_in_backward, self._unpack)
 
     def push(self) -> None:
-        """Put the hooks on top of those in force; the calling thread's alone."""
+        """Put the hooks on top of those in force; the calling thread's alone.
+
+        Raises:
+            UnsupportedError: Torch allows none here, as inside `torch.func.grad`.
+        """
         level = _Level()
         level.hooks = saved_tensors_hooks(partial(self._pack, level), self._unpack)
-        level.hooks.__enter__()
+        try:
+            level.hooks.__enter__()
+        except RuntimeError as error:
+            raise UnsupportedError(
+                "a model whose weights come to the device for use was called where torch allows "
+                f"no saved-tensor hooks ({error})",
+                hint="use torch.autograd.grad or torch.autograd.functional instead of torch.func, "
+                "or keep parameters on the device (over ranks in stage 2)",
+            ) from error
         self._own.levels.append(level)
 
     def pop(self) -> None:
@@ -170,6 +189,18 @@ class SavedWeights:
             if kept is not None:
                 return kept
         return _Saved(tensor, None)
+
+    def _pack_in_backward(self, tensor: torch.Tensor) -> _Saved | _Underneath:
+        """`_pack` for a node of a backward; see [Note: backward's own graph]."""
+        unit = self._unit_of.get(_storage_of(tensor))
+        if unit is not None:
+            return _Saved(tensor, unit)
+        self._in_backward.__exit__(None, None, None)
+        try:
+            return _Saved(tensor, None) if _nothing_is_pushed() else self._save(tensor)
+        finally:
+            self._own.take_heard()  # a frame on top of this one must not go past it
+            self._in_backward.__enter__()
 
     def _look(
         self, level: _Level, tensor: torch.Tensor, *, is_kept: bool | None
@@ -226,6 +257,8 @@ class SavedWeights:
             return self._activations.give(saved)
         if saved.unit is not None:
             self._use(saved.unit)
+            if torch.is_grad_enabled() and not _is_forward():
+                self._in_backward.__enter__()
         if saved.tensor._version != saved.version:
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an "
