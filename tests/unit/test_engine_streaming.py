@@ -201,15 +201,15 @@ def _with_penalty(model, x) -> torch.Tensor:
 
 
 def test_steps_that_a_penalty_over_all_weights_spoils_say_why(caplog):
-    """Iterating shows nothing; each loss is NaN then, and each step skipped."""
+    """Iterating shows nothing; each loss is NaN then, and each step skipped; said once."""
     model = deep()
     with offloaded(model, AWAY) as optimizer:
-        for number, x in enumerate(inputs(4)):
+        for x in inputs(2):
             _with_penalty(model, x).backward()
             optimizer.step()
             optimizer.zero_grad()
             said = [r.message for r in caplog.records if "GatheredParameters" in r.message]
-            assert len(said) == (number >= 2)
+            assert len(said) == 1
     model = deep()
     with offloaded(model, replace(AWAY, pool_bytes=6 * BLOCK)) as optimizer:
         with forebay.zero.GatheredParameters(model.parameters()):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from forebay.engine.away_reads import away_read_error
 from forebay.engine.record import GradientState
 from forebay.engine.standin import StandIn
 from forebay.engine.unit import WeightState
@@ -195,12 +196,7 @@ class Collector:
                 "forward, or set forebay.synchronous: true",
             )
         if unit.streams_weights and not unit.was_used:
-            raise PendingWeightError(
-                f"a weight of unit {unit.name} was read while it was on the host alone: "
-                f"{record.label} got a gradient, but nobody asked its module for the weight",
-                hint="read it as module.weight inside a forward, or declare the module that reads "
-                "it with forebay.zero.register_external_parameter(module, weight)",
-            )
+            raise away_read_error(record.label, seen="it got a gradient")
         if torch.is_grad_enabled() and torch._C._current_graph_task_id() >= 0:
             raise GradientError(
                 f"backward(create_graph=True) reached {record.label}; gradients of gradients "

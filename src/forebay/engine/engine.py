@@ -285,7 +285,9 @@ class Engine:
         outcome = self._stepper.run(divisor=divisor)
         self._room.observe()
         self.last_outcome = outcome
-        self.skipped_steps += not outcome.applied
+        if not outcome.applied:
+            self.skipped_steps += 1
+            self.streaming.residency.away_reads.suspect()
         self._learned.plan(self)
         if self.options.timing is Timing.SYNCHRONOUS:
             self.quiesce("a synchronous step")

@@ -15,11 +15,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from forebay.engine.module_hook import ModuleHook
 from forebay.engine.one_pass import OnePass
-from forebay.engine.reads import first_reads, next_number
+from forebay.engine.reads import first_reads, next_number, tensors_in
 from forebay.engine.same_loads import SameLoads
 from forebay.engine.unit import Unit, WeightState
 from forebay.errors import PendingWeightError, UnsupportedError
@@ -28,7 +27,7 @@ from forebay.model.compiled import compiled_modules
 from forebay.model.tree import smallest_around
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from torch import nn
     from torch.utils.hooks import RemovableHandle
@@ -215,12 +214,12 @@ class ModuleHooks:
             return
         self.end_pass()
         if torch.is_grad_enabled():
-            for leaf in _tensors(output):
+            for leaf in tensors_in(output):
                 if leaf.grad_fn is not None:
                     leaf.register_hook(self._output_hook)
             if self._unlearned and self._graphs_to_read:
                 self._graphs_to_read -= 1
-                self._learn_reads(first_reads(_tensors(output)))
+                self._learn_reads(first_reads(tensors_in(output)))
 
     def end_pass(self) -> None:
         """The pass's forwards have ended, or the first of those that take turns has."""
@@ -351,12 +350,3 @@ def _remove(handles: list[RemovableHandle]) -> None:
     for handle in handles:
         handle.remove()
     handles.clear()
-
-
-def _tensors(output: Any) -> Iterator[torch.Tensor]:
-    """Tensors in nested containers and dataclass-like outputs."""
-    for leaf in tree_leaves(output):
-        if isinstance(leaf, torch.Tensor):
-            yield leaf
-        elif hasattr(leaf, "__dict__"):
-            yield from (v for v in vars(leaf).values() if isinstance(v, torch.Tensor))

@@ -10,13 +10,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from forebay.errors import PendingWeightError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
-__all__ = ["EarlyReads", "first_reads", "next_number"]
+__all__ = ["EarlyReads", "first_reads", "next_number", "reads_since", "tensors_in"]
 
 # Chance does it too, but hardly so often in a row.
 _SUSPICIOUS = 3
@@ -30,21 +31,43 @@ def next_number() -> int:
 def first_reads(outputs: Iterable[torch.Tensor]) -> dict[int, int]:
     """For the `id` of each leaf behind `outputs`, the lowest number of a node that reads it."""
     first: dict[int, int] = {}
+    for leaf, number in reads_since(outputs):
+        first[leaf] = min(number, first.get(leaf, number))
+    return first
+
+
+def reads_since(outputs: Iterable[torch.Tensor], *, begin: int = 0) -> Iterator[tuple[int, int]]:
+    """The `id` of each leaf behind `outputs`, with the number of each node that reads it.
+
+    Args:
+        outputs: What a forward returned.
+        begin: Nodes with lower numbers, and what is behind them, are passed over.
+    """
     pending: list[Any] = [out.grad_fn for out in outputs if out.grad_fn is not None]
     seen = set(pending)
     while pending:
         node = pending.pop()
         number = node._sequence_nr()
+        if number < begin:
+            continue
         for source, _ in node.next_functions:
             if source is None:
                 continue
             leaf = getattr(source, "variable", None)
             if leaf is not None:
-                first[id(leaf)] = min(number, first.get(id(leaf), number))
+                yield id(leaf), number
             elif source not in seen:
                 seen.add(source)
                 pending.append(source)
-    return first
+
+
+def tensors_in(output: Any) -> Iterator[torch.Tensor]:
+    """Tensors in nested containers and dataclass-like outputs."""
+    for leaf in tree_leaves(output):
+        if isinstance(leaf, torch.Tensor):
+            yield leaf
+        elif hasattr(leaf, "__dict__"):
+            yield from (v for v in vars(leaf).values() if isinstance(v, torch.Tensor))
 
 
 class EarlyReads:

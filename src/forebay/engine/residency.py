@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from forebay.engine.away_reads import AwayReads
 from forebay.engine.forward_cost import ForwardCost
 from forebay.engine.masters import keep_written
 from forebay.engine.one_pass import OnePass
@@ -100,9 +101,10 @@ class Residency:
         self.one_pass = OnePass()
         # Whether weights change before the next forward, as far as known.
         self.is_last_backward: Callable[[], bool] = _unknown
-        for unit in units:
-            if unit.streams_weights:
-                unit.leave(nans)
+        streamed = [unit for unit in units if unit.streams_weights]
+        self.away_reads = AwayReads(streamed, nans=nans)
+        for unit in streamed:
+            unit.leave(nans)
 
     @property
     def uses(self) -> Uses | None:
@@ -116,6 +118,8 @@ class Residency:
             trains = torch.is_grad_enabled()
             if trains:
                 self.end_reading()
+                if not self.one_pass.is_shared:
+                    self.away_reads.begin()
             else:
                 self._cost.begins(self.pool.brought_bytes)
             then = Pass.BACKWARD if trains else Pass.FORWARD
@@ -190,6 +194,7 @@ class Residency:
         if unit.state is not WeightState.READY:
             self._await(unit)
             unit.arrive()
+            self.away_reads.moved(unit)
 
     def _take_over_assigned(self, unit: Unit) -> None:
         """A tensor that the user put into `p.data` while the weight was away becomes the weight."""
@@ -294,6 +299,7 @@ class Residency:
         # a load that nobody waited for still writes into the memory
         self._await(unit)
         unit.leave(self._nans)
+        self.away_reads.moved(unit)
         _empty(unit)
 
     def _await(self, unit: Unit) -> None:

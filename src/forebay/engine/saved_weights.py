@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from forebay.engine.activations import ActivationStore
+    from forebay.engine.away_reads import AwayReads
     from forebay.engine.unit import Unit
 
 __all__ = ["SavedWeights"]
@@ -119,6 +120,7 @@ class SavedWeights:
         units: Every unit.
         activations: Takes what checkpointing keeps; None leaves it where it is.
         use: Called with the unit of a weight that a node of the backward is about to use.
+        away_reads: Refuses what weights that are away show.
     """
 
     def __init__(
@@ -127,8 +129,10 @@ class SavedWeights:
         *,
         activations: ActivationStore | None,
         use: Callable[[Unit], None],
+        away_reads: AwayReads,
     ) -> None:
         self._use = use
+        self._away_reads = away_reads
         self._activations = activations
         self._own = _Thread()
         self._anchor = torch.empty(0, requires_grad=True)
@@ -171,9 +175,12 @@ class SavedWeights:
 
     def _pack(self, level: _Level, tensor: torch.Tensor) -> _Saved | _Underneath | KeptActivation:
         own = self._own
-        unit = self._unit_of.get(_storage_of(tensor))
+        storage = _storage_of(tensor)
+        unit = self._unit_of.get(storage)
         if unit is not None:
             return _Saved(tensor, unit)
+        if storage in self._away_reads.storages:
+            self._away_reads.refuse_saved(tensor)
         own.heard = level
         if level.ground is not None and not level.ground.is_bare:
             return self._save_underneath(level, level.ground.depth, tensor)

@@ -33,9 +33,6 @@ __all__ = ["Agreement", "StepOutcome", "Stepper"]
 
 _log = logging.getLogger("forebay")
 
-# Skipped steps in a row after which it is said what else than divergence they may come from.
-_SUSPICIOUS = 3
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
@@ -101,7 +98,7 @@ class Stepper:
         self._applying = False
         self._early_reads = EarlyReads(deferred=options.timing is Timing.DEFERRED)
         self._away = [unit.name for unit in self._units if unit.streams_weights]
-        self._skipped_in_a_row = 0
+        self._has_said_why = False
 
     def agree(self) -> Agreement:
         """Norm, finiteness and presence of the sealed window."""
@@ -203,14 +200,17 @@ class Stepper:
                     before,
                     self._loss_scale.value,
                 )
-            self._skipped_in_a_row = 0 if outcome.applied else self._skipped_in_a_row + 1
             # an overflow under a loss scale is another matter
-            if self._away and before == 1.0 and self._skipped_in_a_row == _SUSPICIOUS:
+            if self._away and before == 1.0 and not outcome.applied and not self._has_said_why:
+                self._has_said_why = True
                 _log.warning(
-                    "%d steps in a row were skipped, and weights live on the host (%s, ...), where "
-                    "they show NaN unless their module is asked: go over model.state_dict(), or "
-                    "read them inside forebay.zero.GatheredParameters",
-                    *(_SUSPICIOUS, self._away[0]),
+                    "if the loss is NaN too, and else would not be: weights that are not always on "
+                    "the device (%s, ...) show NaN unless their module is asked. For all at once "
+                    "(a penalty, a norm) go over model.state_dict(), or read them inside "
+                    "forebay.zero.GatheredParameters; of one kept in a list or a closure declare "
+                    "the reader, forebay.zero.register_external_parameter(module, weight); in an "
+                    "autograd.Function save it with ctx.save_for_backward, not on ctx",
+                    self._away[0],
                 )
 
     def _apply(self, present: Sequence[ParamRecord], order: UpdateOrder) -> None:

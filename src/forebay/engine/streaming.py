@@ -154,7 +154,10 @@ class Streaming:
             root,
             residency=self.residency,
             saved=SavedWeights(
-                self._units, activations=self.activations, use=self.residency.use_in_node
+                self._units,
+                activations=self.activations,
+                use=self.residency.use_in_node,
+                away_reads=self.residency.away_reads,
             ),
             units_of={key: tuple(by_index[i] for i in found) for key, found in held.items()},
             members=members,

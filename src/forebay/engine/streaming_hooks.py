@@ -18,6 +18,7 @@ import torch
 from forebay.engine.gone_weights import leave_gone
 from forebay.engine.masters import keep_newer, keep_written, refresh_master, settle_stored
 from forebay.engine.module_hook import ModuleHook
+from forebay.engine.reads import tensors_in
 from forebay.engine.refusals import compiled_error
 from forebay.engine.same_loads import SameLoads
 from forebay.engine.unit import WeightState
@@ -222,9 +223,11 @@ class StreamingHooks:
     def _refuse_compiled(self) -> None:
         raise compiled_error()
 
-    def _leave(self, module: nn.Module, _args: Any, _output: Any) -> None:
+    def _leave(self, module: nn.Module, _args: Any, output: Any) -> None:
         if self._frames and self._frames[-1].module is module:
             self._close(self._frames.pop())
+            if module is self._root and not self._frames:
+                self._residency.away_reads.end(tensors_in(output))
 
     def _close(self, frame: _Frame) -> None:
         if frame.is_saving:

@@ -33,6 +33,10 @@ if TYPE_CHECKING:
 __all__ = ["NanSource", "Unit", "WeightState"]
 
 
+# Weights that share the memory of what they show while they are away.
+_ROW = 256
+
+
 class WeightState(Enum):
     """Whether a unit's working weights may be read."""
 
@@ -45,7 +49,11 @@ class WeightState(Enum):
 
 
 class NanSource:
-    """NaN scalars by dtype on one device, and views of them in any shape."""
+    """NaN scalars by dtype on one device, and views of them in any shape.
+
+    Attributes:
+        storages: Identities of the memory of those that are some weight's own.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -53,6 +61,10 @@ class NanSource:
         # Of parameters with one element: a write would pass through a shared scalar to all.
         self._private: list[torch.Tensor] = []
         self._views: dict[tuple[tuple[int, ...], torch.dtype], torch.Tensor] = {}
+        # Rows of which each weight that comes and goes has one element: a read tells whose it was.
+        self._rows: list[torch.Tensor] = []
+        self._free: dict[torch.dtype, list[torch.Tensor]] = {}
+        self.storages: set[int] = set()
 
     def view(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """A NaN tensor of stride 0, so that most writes raise."""
@@ -70,17 +82,30 @@ class NanSource:
         view = self._views[tuple(shape), dtype] = scalar.expand(tuple(shape))
         return view
 
+    def own(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """`view`, of a scalar that nobody else views."""
+        free = self._free.setdefault(dtype, [])
+        if not free:
+            row = torch.full((_ROW,), float("nan"), dtype=dtype, device=self._device)
+            self._rows.append(row)
+            self.storages.add(row.untyped_storage()._cdata)
+            free.extend(row.unbind())
+        return free.pop().expand(tuple(shape))
+
     def is_view(self, data: torch.Tensor) -> bool:
         """Whether a tensor is (a view of) a NaN of this source."""
         address = data.data_ptr()
         # asked anew each time: `share_memory_()` moves a scalar
-        return any(address == nan.data_ptr() for nan in (*self._scalars.values(), *self._private))
+        if any(address == nan.data_ptr() for nan in (*self._scalars.values(), *self._private)):
+            return True
+        return any(0 <= address - row.data_ptr() < row.nbytes for row in self._rows)
 
     def check(self) -> None:
         """Raise PendingWeightError when someone wrote through a view; waits for the device."""
         private, self._private = self._private, []
-        shared = list(self._scalars.values())
-        if not shared or torch.stack([nan.float() for nan in shared + private]).isnan().all():
+        shared = [*self._scalars.values(), *self._rows]
+        looked_at = [nan.float().reshape(-1) for nan in shared + private]
+        if not shared or torch.cat(looked_at).isnan().all():
             return
         for nan in shared:
             nan.fill_(float("nan"))
@@ -211,7 +236,7 @@ class Unit:
         self.state = WeightState.AWAY
         for record in self.records:
             if record.away is None:
-                record.away = nans.view(record.slot.shape, record.part.dtype)
+                record.away = nans.own(record.slot.shape, record.part.dtype)
             record.pending = True
             record.param.data = record.away
 
