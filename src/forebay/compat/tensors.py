@@ -1,6 +1,7 @@
 """`safe_get_*` and `safe_set_*`: whole fp32 values behind a parameter, under DeepSpeed's names.
 
-Over several ranks every rank calls them for the same parameters in the same order.
+Over several ranks every rank calls them for the same parameters in the same order; whatever is
+exchanged says what it is, and a rank that asks for something else is an error on all of them.
 """
 
 from __future__ import annotations
@@ -55,14 +56,14 @@ def safe_get_full_fp32_param(param: torch.Tensor) -> torch.Tensor:
     if not hook.record.master_is_loaded:
         refresh_master(hook.record)  # the weight may have been changed since the last step
     held = hook.record.part.master_copy(hook.record.slot)
-    return whole_of(hook.engine, hook.record, held)
+    return whole_of(hook.engine, hook.record, held, what="the fp32 value")
 
 
 def safe_get_full_optimizer_state(param: torch.Tensor, optim_state_key: str) -> torch.Tensor:
     """A copy of one optimizer state ("exp_avg" or "exp_avg_sq"), in the parameter's shape."""
     record = _record(param, optim_state_key)
     held = record.part.state(optim_state_key, record.slot)
-    return whole_of(_hook(param).engine, record, held)
+    return whole_of(_hook(param).engine, record, held, what=optim_state_key)
 
 
 def safe_get_full_grad(param: torch.Tensor) -> torch.Tensor | None:
@@ -157,6 +158,8 @@ def safe_set_local_fp32_param(param: torch.Tensor, value: torch.Tensor) -> None:
     part, held = record.part, record.segment
     _check_local(held.elements, value)
     hook.engine.quiesce("safe_set_local_fp32_param")
+    if part.own_weights.numel() != part.weights.numel():
+        hook.engine.ranks.refuse_other(f"a new value of {record.label}")
     part.await_readers()
     part.sync_high()
     if held.elements:

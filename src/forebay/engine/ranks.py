@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import zlib
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -66,6 +67,26 @@ class Ranks:
             return value
         told = self.tell([value], what="a mean over ranks")
         return ordered_sum(row[0] for row in told) / len(told)
+
+    def refuse_other(self, subject: str) -> None:
+        """Whether all ranks are about to exchange the same; every rank calls it.
+
+        Args:
+            subject: What, as it is named in messages; at most one line.
+
+        Raises:
+            RankError: On every rank, when one has another subject; nothing has been exchanged.
+        """
+        if self.queue is None:
+            return
+        own = float(zlib.crc32(subject.encode()))
+        for rank, (told,) in enumerate(self.tell([own], what=subject)):
+            if told != own:
+                this = self.queue.collectives.group.rank
+                raise RankError(
+                    f"this rank ({this}) asks for {subject}, and rank {rank} for something else",
+                    hint="every rank asks for the same parameters in the same order",
+                )
 
     def gather(self, own: torch.Tensor) -> torch.Tensor:
         """Every sharer's flat tensor, [sharers, n]; every rank calls it with one as long."""

@@ -18,18 +18,23 @@ if TYPE_CHECKING:
 __all__ = ["bring_whole", "gather_weights", "take_from_rank", "whole_gradient", "whole_of"]
 
 
-def whole_of(engine: Engine, record: ParamRecord, held: torch.Tensor) -> torch.Tensor:
+def whole_of(engine: Engine, record: ParamRecord, held: torch.Tensor, *, what: str) -> torch.Tensor:
     """A parameter-shaped copy of a role, from what each rank holds of it.
 
     Args:
         engine: The engine; every rank calls this for the same parameter at the same point.
         record: The parameter.
         held: What this rank holds, in the form of `PartStorage.view`.
+        what: The role, for messages.
+
+    Raises:
+        RankError: Another rank asks for something else.
     """
     part, slot = record.part, record.slot
     sharding = engine.placement.sharding
     if sharding.size == 1 or part.elements == part.layout.elements:
         return held.clone().view(slot.shape)
+    engine.ranks.refuse_other(f"{what} of {record.label}")
     pieces = [part.layout.shard(rank).segment(slot) for rank in range(sharding.size)]
     longest = max(*(piece.elements for piece in pieces), 1)
     # on the device: between GPUs nothing else travels
@@ -52,7 +57,8 @@ def whole_gradient(engine: Engine, record: ParamRecord) -> torch.Tensor | None:
         if part.ticket is not None:
             part.ticket.wait()
         held = part.gradient(record.slot)
-    return whole_of(engine, record, held.float()) / engine.ranks.departure.ranks
+    whole = whole_of(engine, record, held.float(), what="the gradient")
+    return whole / engine.ranks.departure.ranks
 
 
 def gather_weights(engine: Engine) -> None:
@@ -81,11 +87,16 @@ def take_from_rank(engine: Engine, param: torch.Tensor, *, rank: int) -> None:
     """Let a parameter have the values that it has on one rank; every rank calls it.
 
     Where no rank wrote it, its master stays as it is. A write through `p.data` shows on the others.
+
+    Raises:
+        RankError: Another rank asks for another one.
     """
     if engine.ranks.queue is None or not param.numel():
         return
-    taken = engine.ranks.take(param.detach().reshape(-1).clone(), rank=rank).view(param.shape)
     record = engine.record_of(param)
+    of = f"of shape {tuple(param.shape)}" if record is None else record.label
+    engine.ranks.refuse_other(f"rank {rank}'s value of the parameter {of}")
+    taken = engine.ranks.take(param.detach().reshape(-1).clone(), rank=rank).view(param.shape)
     if record is not None:
         is_new = is_written(record) or not is_same(param.data, taken)
         told = engine.ranks.tell([float(is_new)], what="whether one rank wrote a weight")

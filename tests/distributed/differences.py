@@ -1,0 +1,45 @@
+"""Ranks that come to differ on the way, or ask for different things."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from torch import nn
+
+import forebay
+from distributed.scripts import config
+from forebay import utils
+from forebay.errors import RankError
+
+
+def asks_for_others(stage: int) -> list[str]:
+    """Rank 1 reads and writes other parameters than rank 0, of one shape."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    own = model[int(os.environ["RANK"])].weight
+    engine = forebay.initialize(model=model, config=config(stage))[0]
+    part = utils.safe_get_local_fp32_param(own)
+    calls: dict[str, Any] = {
+        "master": lambda: utils.safe_get_full_fp32_param(own),
+        "moment": lambda: utils.safe_get_full_optimizer_state(own, "exp_avg"),
+        "gradient": lambda: utils.safe_get_full_grad(own),
+        "slice": lambda: utils.safe_set_local_fp32_param(own, torch.ones_like(part)),
+        "window": lambda: _writes_in_window(own),
+    }
+    said = []
+    with engine:
+        engine.backward(engine(torch.ones(2, 4)).pow(2).mean())
+        for name, call in calls.items():
+            try:
+                call()
+            except RankError as error:
+                said.append(f"{name}: {error.message}")
+        engine.step()
+    return said
+
+
+def _writes_in_window(weight: torch.Tensor) -> None:
+    with forebay.zero.GatheredParameters(weight, modifier_rank=0), torch.no_grad():
+        weight.fill_(1.0)
