@@ -43,3 +43,21 @@ def asks_for_others(stage: int) -> list[str]:
 def _writes_in_window(weight: torch.Tensor) -> None:
     with forebay.zero.GatheredParameters(weight, modifier_rank=0), torch.no_grad():
         weight.fill_(1.0)
+
+
+def steps_with_other_options(stage: int, what: str) -> str:
+    """Rank 1 sets another option after its first step."""
+    torch.manual_seed(1)
+    model = nn.Linear(4, 4)
+    engine, optimizer, *_ = forebay.initialize(model=model, config=config(stage))
+    try:
+        for step in range(2):
+            engine.backward(engine(torch.ones(2, 4)).pow(2).mean())
+            if step and os.environ["RANK"] == "1":
+                optimizer.param_groups[0][what] = 0.5
+            engine.step()
+    except RankError as error:
+        return error.message
+    finally:
+        engine.close()
+    return "stepped"

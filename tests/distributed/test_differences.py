@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from distributed import differences, ranks
 
 
@@ -18,3 +20,11 @@ def test_a_rank_that_asks_for_another_weight_is_named():
     assert first == [f"{name}: {message}" for name, message in told.items()]
     assert len(other) == len(told)
     assert all("this rank (1)" in line and "1.weight" in line for line in other)
+
+
+@pytest.mark.parametrize(("stage", "name"), [(0, "lr"), (3, "weight_decay")])
+def test_an_option_that_one_rank_alone_changed_is_named_at_the_step(stage, name):
+    said = ranks.run(2, differences.steps_with_other_options, stage, name)
+    before = {"lr": 0.01, "weight_decay": 0.1}[name]
+    told = f"{name} of parameter group 0 is 0.5 on rank 1 and {before} on rank 0 at a step"
+    assert said == [told, told]

@@ -15,7 +15,7 @@ from forebay.errors import ConfigError
 from forebay.model.unbuilt import UnbuiltWeight
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from torch import nn
 
@@ -44,11 +44,14 @@ class Start:
     groups: Sequence[dict[str, Any]]
 
     def facts(self) -> list[tuple[str, str]]:
-        """Names and values, in the order in which differences are told."""
+        """Names and values, in the order in which differences are told.
+
+        The model comes first: what the configuration leaves open follows from its dtypes.
+        """
         shared = ("how ranks share copies of the state", str([list(one) for one in self.copies]))
         seed = ("torch's seed", str(torch.initial_seed()))
         model, groups = _of_model(self.model), _of_groups(self.groups)
-        return [*_of_config(self.config), shared, *model, *groups, seed]
+        return [*model, *_of_config(self.config), shared, *groups, seed]
 
 
 def refuse_other_start(group: Group, start: Start) -> None:
@@ -108,15 +111,28 @@ def _of_model(model: nn.Module) -> list[tuple[str, str]]:
         kind = "trained" if param.requires_grad else "frozen"
         facts.append((f"parameter {name}", f"{list(param.shape)} {param.dtype} {kind}"))
         facts.append((f"the checksum of parameter {name}", _checksum(param)))
+    for name, buffer in _saved_buffers(model):
+        facts.append((f"buffer {name}", f"{list(buffer.shape)} {buffer.dtype}"))
+        facts.append((f"the checksum of buffer {name}", _checksum(buffer)))
     return facts
 
 
-def _checksum(param: torch.Tensor) -> str:
+def _saved_buffers(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Those of checkpoints, which have rank 0's; others may hold what is a rank's own."""
+    for prefix, module in model.named_modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None and name not in module._non_persistent_buffers_set:
+                yield f"{prefix}.{name}".lstrip("."), buffer
+
+
+def _checksum(values: torch.Tensor) -> str:
     """Sum of the words of its bits: what rounding could hide differs here."""
-    if isinstance(param, UnbuiltWeight):
-        return f"recipe {param.recipe.fingerprint()}"
-    data = param.detach()
+    if isinstance(values, UnbuiltWeight):
+        return f"recipe {values.recipe.fingerprint()}"
+    data = values.detach()
     if data.is_meta or type(data.data) is not torch.Tensor or data.layout is not torch.strided:
+        return "not read"
+    if data.is_quantized or data.element_size() not in _BY_SIZE:
         return "not read"
     words = data.contiguous().view(_BY_SIZE[data.element_size()])
     return str(int(words.sum(dtype=torch.int64)))

@@ -200,6 +200,7 @@ class Engine:
             self.units,
             executor=self._executor,
             options=options,
+            terms=self.terms,
             on_order=self._follow,
             streaming=self.streaming,
         )

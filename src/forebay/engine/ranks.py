@@ -15,6 +15,7 @@ from forebay.comm.passes import Passes
 from forebay.comm.queue import Queue
 from forebay.engine.departure import Alone
 from forebay.engine.reducer import Reducer
+from forebay.engine.same_terms import SameTerms
 from forebay.engine.shared_gradients import SharedGradients
 from forebay.errors import RankError
 from forebay.optim.clip import ordered_sum
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from forebay.engine.options import EngineOptions
     from forebay.engine.record import ParamRecord
     from forebay.engine.streaming import Streaming
+    from forebay.engine.terms import UpdateTerms
     from forebay.engine.unit import Unit
 
 __all__ = ["Ranks", "connect_ranks", "queue_of"]
@@ -161,8 +163,8 @@ def queue_of(options: EngineOptions, *, count: int, device: torch.device) -> Que
     if group is None or group.size == 1:
         return None
     group.connect()
-    # A step tells two marks for each unit, and their order.
-    passes = Passes(group, width=3 * count)
+    # A step tells two marks for each unit, their order, and a mark of what the update is made with.
+    passes = Passes(group, width=3 * count + 1)
     collectives = Collectives(group, exchange=options.exchange)
     return Queue(collectives, passes=passes, device=device)
 
@@ -172,6 +174,7 @@ def connect_ranks(
     *,
     executor: Executor,
     options: EngineOptions,
+    terms: UpdateTerms,
     on_order: Callable[[tuple[int, ...]], None],
     streaming: Streaming,
 ) -> Ranks:
@@ -181,6 +184,7 @@ def connect_ranks(
         units: Every unit by index.
         executor: Carries out what follows a complete gradient.
         options: The group of ranks.
+        terms: What updates are made with, which must be the same everywhere.
         on_order: Told of the order in which units run, when it changes.
         streaming: Takes a unit's new slices, where each pass gathers them.
     """
@@ -199,6 +203,7 @@ def connect_ranks(
         options=options,
         on_order=on_order,
     )
+    reducer.terms = SameTerms(terms, group=group)
     if options.stage:
 
         def _spread(unit: Unit, changed: Sequence[ParamRecord], arrivals: Sequence[Any]) -> None:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from forebay.engine.options import EngineOptions
     from forebay.engine.part import PartStorage
     from forebay.engine.record import ParamRecord
+    from forebay.engine.same_terms import SameTerms
     from forebay.engine.shared_gradients import SharedGradients
     from forebay.engine.unit import NanSource, Unit
     from forebay.engine.window import Window
@@ -54,7 +55,13 @@ class Reducer:
         queue: Runs collectives in order; what they are is in its `collectives`.
         options: The stage, and whether several backwards are summed.
         on_order: Told of the order in which all ranks run units, when it changes.
+
+    Attributes:
+        ranks: Their number.
+        terms: Whether all ranks update with the same options; set before the first step.
     """
+
+    terms: SameTerms
 
     def __init__(
         self,
@@ -222,7 +229,7 @@ class Reducer:
         }
         count = range(len(self._units))
         values = [float(i in waiting) for i in count] + [float(i in wide) for i in count]
-        values += [float(index) for index in self._local_order]
+        values += [*(float(index) for index in self._local_order), self.terms.mark()]
         this = self._passes.begin(PassKind.STEP)
         job = self._queue.meet(
             lambda: self._passes.meet(this, values), what="the handshake of a step"
@@ -230,7 +237,8 @@ class Reducer:
         self._finish_all(collector.program)
         job.wait()
         rows, n = job.result, len(self._units)
-        self._take_order(tuple(int(index) for index in rows[0][2 * n :]))
+        self.terms.refuse_other([row[3 * n] for row in rows])
+        self._take_order(tuple(int(index) for index in rows[0][2 * n : 3 * n]))
         self._wide = {i for i in count if any(row[n + i] for row in rows)}
         for index in (i for i in reversed(self._order) if any(row[i] for row in rows)):
             self._exchange(self._units[index], last=True, wide=True)

@@ -70,6 +70,15 @@ class UpdateTerms:
         """
         self.rule.validate_all(self._groups)
 
+    def facts(self) -> list[tuple[str, str]]:
+        """Names and values of what the coming update is made with, alike on all ranks."""
+        bound = ("the bound on the norm of gradients", str(self.clip_norm))
+        return [bound] + [
+            (f"{name} of parameter group {index}", str(value))
+            for index, group in enumerate(self._groups)
+            for name, value in self.rule.options_of(group).items()
+        ]
+
     def capture(
         self,
         records: Sequence[ParamRecord],

@@ -170,6 +170,22 @@ class AdamRule:
                     f"optimizer option betas[{index}] is {value}; it must lie in [0, 1)"
                 )
 
+    def options_of(self, group: Mapping[str, Any]) -> dict[str, object]:
+        """What of a group's options an update is made with, as it is now.
+
+        Raises:
+            ConfigError: A number is missing or not finite.
+        """
+        default = self.weight_decay is WeightDecay.DECOUPLED
+        return {
+            "lr": _number(group, "lr"),
+            "betas": _betas(group),
+            "eps": _number(group, "eps"),
+            "weight_decay": _number(group, "weight_decay"),
+            "decoupled_weight_decay": bool(group.get("decoupled_weight_decay", default)),
+            "maximize": bool(group.get("maximize")),
+        }
+
     def capture(self, group: Mapping[str, Any], step: int) -> Hyper:
         """Read a group's options as they are now, for an update with this step count.
 
