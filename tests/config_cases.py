@@ -35,6 +35,17 @@ def nested(path: str, value: object) -> dict[str, Any]:
     return value
 
 
+# A section `zenflow` with which all that it does happens within a few steps.
+ZENFLOW = {
+    "topk_ratio": 0.3,
+    "select_strategy": "step",
+    "select_interval": 5,
+    "update_interval": 3,
+    "full_warm_up_rounds": 2,
+    "overlap_step": True,
+}
+
+
 def merged(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
     """Both configurations; the second wins."""
     result = dict(first)

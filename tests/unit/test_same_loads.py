@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from compat_cases import bits_of, engine_of, same_bits, train
-from config_cases import merged
+from config_cases import ZENFLOW, merged
 from forebay.optim.reference import round_to
 
 BF16 = {"bf16": {"enabled": True}}
@@ -20,14 +20,6 @@ FILES = {"device": "nvme", "nvme_path": tempfile.gettempdir(), "buffer_count": 2
 DELAYED = {"forebay": {"update": "delayed", "warm_up_steps": 2}}
 ON_HOST = {"stage": 3, "offload_param": {"device": "cpu"}}
 IN_FILES = {"stage": 3, "offload_optimizer": FILES, "offload_param": FILES}
-SECTION = {
-    "topk_ratio": 0.3,
-    "select_strategy": "step",
-    "select_interval": 5,
-    "update_interval": 3,
-    "full_warm_up_rounds": 2,
-    "overlap_step": True,
-}
 MODES = {
     "exact": BF16,
     "whole": FP16,
@@ -41,8 +33,8 @@ MODES = {
     "delayed_files": merged(
         BF16, merged(DELAYED, {"zero_optimization": {"offload_optimizer": FILES}})
     ),
-    "zenflow": merged(BF16, {"zero_optimization": {"zenflow": SECTION}}),
-    "zenflow_fp32": {"zero_optimization": {"zenflow": SECTION}},
+    "zenflow": merged(BF16, {"zero_optimization": {"zenflow": ZENFLOW}}),
+    "zenflow_fp32": {"zero_optimization": {"zenflow": ZENFLOW}},
 }
 
 

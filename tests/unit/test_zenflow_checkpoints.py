@@ -8,25 +8,17 @@ import pytest
 import torch
 
 from compat_cases import bits_of, engine_of, same_bits, train
-from config_cases import merged
+from config_cases import ZENFLOW, merged
 from forebay.checkpoint.manifest import Role
 from forebay.checkpoint.reader import Checkpoint
 from forebay.optim.reference import round_to
 
 EXACT = {"bf16": {"enabled": True}}
-SECTION = {
-    "topk_ratio": 0.3,
-    "select_strategy": "step",
-    "select_interval": 5,
-    "update_interval": 3,
-    "full_warm_up_rounds": 2,
-    "overlap_step": True,
-}
 HOST = {"stage": 2, "offload_optimizer": {"device": "cpu"}}
 
 
 def _zenflow(**changes):
-    return merged(EXACT, {"zero_optimization": {**HOST, "zenflow": {**SECTION, **changes}}})
+    return merged(EXACT, {"zero_optimization": {**HOST, "zenflow": {**ZENFLOW, **changes}}})
 
 
 KINDS = {

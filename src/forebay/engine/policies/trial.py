@@ -33,16 +33,14 @@ class Trial:
     def __init__(self, *, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self._plan: list[bool] = [True] * _WARM_UP
-        self._found: dict[bool, list[float]] = {True: [], False: []}
         self._rest = 0
         self._last: float | None = None
-        self.uses = True
         self.seconds: dict[bool, float] = {}
         self._begin()
 
     def _begin(self) -> None:
         self._plan += [True] * (_SETTLING + _TIMED) + [False] * (_SETTLING + _TIMED)
-        self._found = {True: [], False: []}
+        self._found: dict[bool, list[float]] = {True: [], False: []}
         self.uses = self._plan[0]
 
     def interrupt(self) -> None:
