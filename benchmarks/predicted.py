@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import statistics
 import sys
 import time
@@ -167,9 +168,8 @@ def sweep(counts: list[int] | None, *, trainer: Trainer, name: str) -> tuple[dic
 
 def write(folder: Path, kind: str, found: dict[str, Any], text: str, *, device: Any) -> None:
     machine = Machine.read(device_name(device))
-    words = f"{machine.cpu} {machine.cpus} cpus {machine.device} torch {torch.__version__}"
-    words = words.partition("+")[0].lower().replace("/", "-")
-    stem = "-".join((kind, *words.split()))
+    words = f"{kind} {machine.cpu} {machine.cpus} cpus {machine.device} torch {torch.__version__}"
+    stem = re.sub(r"[^a-z0-9.]+", "-", words.partition("+")[0].lower())
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{stem}.json").write_text(json.dumps(found, indent=1) + "\n")
     (folder / f"{stem}.md").write_text(text)

@@ -92,6 +92,8 @@ class Driver:
             "length": length,
             "links": count not in self.linked,
             "deterministic": options.deterministic,
+            "timeline_of": options.timeline,
+            "timeline": str(_timeline(options, count)),
         }
         self.linked.add(count)
         worker = Path(__file__).with_name("scaling_worker.py")
@@ -119,6 +121,12 @@ class Driver:
             return ""
         finally:
             _end(process)
+
+
+def _timeline(options: argparse.Namespace, count: int) -> Path:
+    """Without an ending, in letters that any file system and link takes."""
+    name = f"timeline-{options.timeline}-{count}-ranks".replace("+", "-")
+    return (options.output or Path()) / name
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -259,8 +267,13 @@ def _options() -> argparse.Namespace:
         action="store_true",
         help="Compare weights on a GPU too, in slower kernels; not for figures of time.",
     )
+    parser.add_argument("--timeline", help="A combination of forebay's to draw into --output.")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
+    if options.timeline is not None and options.output is None:
+        parser.error("--timeline needs --output, where it is written")
+    if options.output is not None:
+        options.output.mkdir(parents=True, exist_ok=True)
     options.deterministic |= options.device == "cpu"
     options.ranks = [int(count) for count in options.ranks.split(",")]
     options.variants = options.variants.split(",")
@@ -281,7 +294,6 @@ def main() -> None:
     if options.output is not None:
         version = torch.__version__.split("+")[0]
         name = f"scaling-{options.shape}-{options.device}-torch{version}"
-        options.output.mkdir(parents=True, exist_ok=True)
         (options.output / f"{name}.json").write_text(json.dumps(results, indent=1))
         machine = torch.cuda.get_device_name() if options.device == "cuda" else "processor cores"
         head = f"`python {' '.join(sys.argv)}` on {machine}, {os.cpu_count()} cores\n\n"

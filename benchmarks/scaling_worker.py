@@ -9,6 +9,7 @@ PyTorch; `floor` is forward and backward alone.
 
 from __future__ import annotations
 
+import functools
 import gc
 import hashlib
 import importlib
@@ -31,6 +32,8 @@ from forebay.bench.peers import DECAY, RATE, shard_fully
 from forebay.bench.spec import SHAPES, StepSpec
 from forebay.comm.fake import StillGroup
 from forebay.observe.breakdown import break_down
+from forebay.observe.perfetto import write_trace
+from forebay.observe.picture import draw
 from forebay.observe.recording import record
 
 _NAME = re.compile(r"(floor|zero[0-3]|deepspeed[0-3]|fsdp2)(?:\+(none|cpu|params))?")
@@ -235,13 +238,17 @@ def measure(name: str, work: dict[str, Any], rank: int) -> dict[str, Any]:
     if on_gpu:
         result["device_peak"] = torch.cuda.max_memory_allocated()
     if core is not None:
-        result |= watch(run, core)
+        timeline = work["timeline"] if rank == 0 and name == work["timeline_of"] else None
+        result |= watch(run, core, timeline=timeline)
     runner.close()
     return result
 
 
-def watch(run: Run, core: Any) -> dict[str, Any]:
-    """What only forebay tells of itself."""
+def watch(run: Run, core: Any, *, timeline: str | None) -> dict[str, Any]:
+    """What only forebay tells of itself.
+
+    `timeline` is a path's stem: for a trace of three steps, and a picture of the one in the middle.
+    """
     queue = core.ranks.queue
     collectives = None if queue is None else queue.collectives
     found: dict[str, Any] = {}
@@ -273,9 +280,13 @@ def watch(run: Run, core: Any) -> dict[str, Any]:
             key.value: (count - before.get(key, 0)) / 3 for key, count in collectives.nbytes.items()
         }
         # The same steps with nothing sent; what they take less was exposed. Last, since the
-        # weights are no good after them.
-        collectives.group = StillGroup(collectives.group)
+        # weights are no good after them. What was asked for before is still sent: by every rank.
+        still = functools.partial(setattr, collectives, "group", StillGroup(collectives.group))
+        queue.submit(still, what="the end of what is sent").wait()
         found["silent_seconds"] = run.seconds(2)
+    if timeline is not None:
+        write_trace(Path(f"{timeline}.json"), [recording.timeline])
+        draw(Path(f"{timeline}.png"), [recording.records[1].timeline.from_zero()])
     return found
 
 

@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 import forebay
 from forebay.errors import UnsupportedError
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 WIDTH = 24
 BUDGET = "12KiB"  # about two blocks of six
 
@@ -34,7 +35,7 @@ class Block(nn.Module):
         if self.kind == "conv":
             x = self.first(x[:, None])[:, 0]
         elif self.kind == "embedding":
-            x = x * self.first(torch.arange(len(x)))
+            x = x * self.first(torch.arange(len(x), device=x.device))
         else:
             x = self.first(x)
         return softplus(self.second(x))
@@ -88,11 +89,12 @@ def _moved(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
 def _built(kind="linear", container=nn.Sequential, **how):
     torch.manual_seed(0)
     model = container(*(Block(kind) for _ in range(6)))
-    return forebay.offload(model, torch.optim.AdamW(model.parameters()), device="cpu", **how)
+    return forebay.offload(model, torch.optim.AdamW(model.parameters()), device=DEVICE, **how)
 
 
 def _inputs(seed: int) -> torch.Tensor:
-    return torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(seed)).requires_grad_()
+    x = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(seed))
+    return x.to(DEVICE).requires_grad_()
 
 
 def _trained(loss, **how):
@@ -101,7 +103,7 @@ def _trained(loss, **how):
         loss(model, _inputs(seed)).backward()
         optimizer.step()
         optimizer.zero_grad()
-    found = {name: value.clone() for name, value in model.state_dict().items()}
+    found = {name: value.cpu().clone() for name, value in model.state_dict().items()}
     optimizer.close()
     return found
 
@@ -137,7 +139,7 @@ def test_a_step_between_two_backwards_is_told_as_torch_tells_it():
     model, optimizer = forebay.offload(
         model,
         torch.optim.AdamW(model.parameters()),
-        device="cpu",
+        device=DEVICE,
         parameters="host",
         device_budget=BUDGET,
     )

@@ -1,8 +1,8 @@
 """Training steps with optimizer state in files beside what the drive and the device take alone.
 
 All in one process and in turn: the step with state on the device, the drive reading, writing and
-doing both, then the step with state in files. Its floor is the longest of computing, reading and
-writing.
+doing both, the step with state in files, then the drive again: a drive that others share changes
+while it is measured. The step's floor is the longest of computing, reading and writing.
 """
 
 from __future__ import annotations
@@ -38,8 +38,12 @@ if TYPE_CHECKING:
 
 __all__ = ["NvmeStepBench", "NvmeStepSpec", "bench_nvme_step"]
 
-_DRIVE_BYTES = 4 << 30
+_DRIVE_BYTES = 2 << 30
 _WARM_UP = 2
+# Moves of each kind before the steps, and as many after them.
+_MOVES = 3
+# A peer that takes a minute for a step is known after a few.
+_MOST_PEER_STEPS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +155,8 @@ class NvmeStepBench:
                 f"{_WARM_UP}.",
                 "Compute: the same step with all state on the device. Read, write: the bytes of "
                 "a step at what the drive reaches alone; both at once: at what it reaches each "
-                f"way while it does both. {self.file_system}.",
+                f"way while it does both; medians of {2 * _MOVES} moves, half of them before the "
+                f"steps and half after. {self.file_system}.",
                 *self._of_peer(),
             ),
         )
@@ -193,18 +198,7 @@ def bench_nvme_step(
     plain = EngineOptions(device=spec.device, clip_norm=1.0, update=UpdatePlace.DEVICE)
     compute = statistics.median(list(_seconds(spec, plain, lambda _optimizer: None)))
     progress("the drive: writing, reading, both")
-    drive = Drive(spec.path, nbytes=_DRIVE_BYTES, core=native.core())
-    try:
-        drive.move("write", spec.access, nbytes=_DRIVE_BYTES)
-        write = statistics.median(
-            drive.move("write", spec.access, nbytes=_DRIVE_BYTES).rate for _ in range(3)
-        )
-        read = statistics.median(
-            drive.move("read", spec.access, nbytes=_DRIVE_BYTES).rate for _ in range(3)
-        )
-        both = statistics.median(drive.exchange(spec.access) for _ in range(3))
-    finally:
-        drive.close()
+    rates = _drive_rates(spec)
     progress("the step with state in files")
     moved: dict[Lane, int] = {}
 
@@ -220,6 +214,11 @@ def bench_nvme_step(
         nvme=NvmeOptions(paths=(spec.path,), access=spec.access, buffer_count=spec.buffer_count),
     )
     steps = tuple(_seconds(spec, files, count))
+    progress("the drive again")
+    read, write, both = (
+        statistics.median(before + after)
+        for before, after in zip(rates, _drive_rates(spec), strict=True)
+    )
     storage = storage_of(spec.path)
     peer, failure = _peer(spec, progress=progress) if spec.peer_seconds else ((), "")
     return NvmeStepBench(
@@ -237,6 +236,20 @@ def bench_nvme_step(
     )
 
 
+def _drive_rates(spec: NvmeStepSpec) -> tuple[list[float], list[float], list[float]]:
+    """Bytes per second of each move: reading, writing, and each way while it does both."""
+    drive = Drive(spec.path, nbytes=_DRIVE_BYTES, core=native.core())
+    try:
+        drive.move("write", spec.access, nbytes=_DRIVE_BYTES)  # the file's first blocks
+        write, read = (
+            [drive.move(kind, spec.access, nbytes=_DRIVE_BYTES).rate for _ in range(_MOVES)]
+            for kind in ("write", "read")
+        )
+        return read, write, [drive.exchange(spec.access) for _ in range(_MOVES)]
+    finally:
+        drive.close()
+
+
 def _peer(spec: NvmeStepSpec, *, progress: Callable[[str], None]) -> tuple[tuple[float, ...], str]:
     """DeepSpeed's timed steps, and its last words where there are none."""
     progress("DeepSpeed with state in files")
@@ -247,7 +260,7 @@ def _peer(spec: NvmeStepSpec, *, progress: Callable[[str], None]) -> tuple[tuple
                 size=spec.size,
                 micro_batches=(spec.micro_batch,),
                 sequence=spec.sequence,
-                steps=spec.steps + _WARM_UP,
+                steps=min(spec.steps, _MOST_PEER_STEPS) + _WARM_UP,
                 device=spec.device,
                 nvme_path=inside,
             ),

@@ -70,7 +70,7 @@ def nvme_step(  # noqa: PLR0913 - one parameter an option
 ) -> int:
     """Time steps with optimizer state in files beside computing, reading and writing alone.
 
-    Writes the state once and once for each step, and 14 GiB to measure the drive.
+    Writes the state once and once for each step, and 22 GiB to measure the drive.
     """
     from forebay.bench.nvme_step import NvmeStepSpec, bench_nvme_step
     from forebay.links.host_nvme import FileAccess
