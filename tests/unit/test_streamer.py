@@ -60,3 +60,26 @@ def test_what_landed_after_the_step_is_let_go_in_the_next_forward(monkeypatch):
         assert gone() is not None, "nobody has asked yet"
         model(torch.ones(2, 4))
         assert gone() is None
+
+
+class _SlowLink:
+    """A ticket of a copy that ends when somebody waits for it."""
+
+    done = False
+
+    def wait(self) -> None:
+        self.done = True
+
+
+def test_gradients_of_the_backward_before_have_left_when_the_loss_comes():
+    model = mlp()
+    with offloaded(model, CPU) as optimizer:
+        run(model, optimizer, steps=2)  # the order of units is known
+        held, ticket = torch.ones(4), _SlowLink()
+        gone = weakref.ref(held)
+        optimizer.engine.lanes.hold_gradients(ticket, [held], None)
+        del held
+        assert gone() is not None, "the link has it"
+        model(torch.ones(2, 4))
+        assert ticket.done
+        assert gone() is None

@@ -228,10 +228,13 @@ class Streamer:
         middle of its activations.
 
         Args:
-            everything: Wait for all of them, as before a model's last unit, with which its
-                largest activations (the logits) come; else for the oldest ones, while
-                activations have grown to the mark that staging must stay under.
+            everything: Wait for all of them, and for gradients of the backward before, as before a
+                model's last unit, with which its largest activations (the logits) come; else for
+                the oldest ones, while activations have grown to the mark that staging must stay
+                under.
         """
+        if everything:
+            self._lanes.await_gradients()
         self._lanes.reap()
         while self._leaving and (everything or self._room.is_tight()):
             with self._lanes.waiting("state to go home"):

@@ -165,6 +165,15 @@ class Lanes:
         self.reap()
         return ticket
 
+    def await_gradients(self) -> None:
+        """Wait until no gradient is on the device for the link alone."""
+        for ticket, _ in self._backlog:
+            if not ticket.done:
+                # a failure surfaces in step()
+                with contextlib.suppress(RuntimeError), self.waiting("gradients to leave"):
+                    ticket.wait()
+        self._backlog.clear()
+
     def reap(self) -> None:
         """Let go of what finished transfers held, so that its memory is free again."""
         self._held = [entry for entry in self._held if not entry[0].done]

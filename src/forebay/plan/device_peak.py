@@ -2,8 +2,8 @@
 
 [Note: the peak's moments] Three moments compete.
     loss       All blocks keep what backward needs, and the loss is computed. Of gradients there
-               are sums of earlier backwards and, where there were some, those that wait for the
-               link: Python is ahead of the device, so as many as may wait do.
+               are sums of earlier backwards; those that went to the host have left before the
+               model's last unit.
     a block    Computed (again) and gone through backwards, beside gradients that wait, gradients
                that stay, and state that has come up for its update on the device.
     the end    Where a matrix is both embedding and output layer, its two gradients and their sum.
@@ -97,7 +97,6 @@ def _gradients_alone(placement: Placement) -> list[int]:
     """Bytes of gradients at each moment where no state visits: no activation changes them."""
     held = _Gradients(placement)
     moments = [held.total]
-    held.begin_last()
     for unit in reversed(placement.units):
         moments.append(held.total + _unpacked(unit, placement))
         held.complete(unit, stays=False)
@@ -116,7 +115,6 @@ def _with_visits(
     held, visits = _Gradients(placement), _Visits(placement, room=room)
     computed = _activations(found, len(placement.units))
     moments = [DevicePeak(activations=next(computed), gradients=held.total)]
-    held.begin_last()
     for place in range(len(placement.units) - 1, -1, -1):
         unit, gradients = placement.units[place], held.total
         moments.append(
@@ -145,20 +143,11 @@ class _Gradients:
         self._waiting: list[int] = []
         self._kept = 0
         self._sums = {u.layout.index: _sum_bytes(u, placement) for u in placement.units}
-        if placement.backwards_per_update > 1 and placement.accumulation is Accumulation.HOST_SUM:
-            # those of the backward before
-            for unit in reversed(placement.units):
-                if unit.update is not UpdatePlace.DEVICE:
-                    self._wait(unit)
 
     @property
     def total(self) -> int:
         """Bytes of all of them."""
         return self._kept + sum(self._waiting) + sum(self._sums.values())
-
-    def begin_last(self) -> None:
-        """The last backward begins: the link has been idle since the one before ended."""
-        self._waiting.clear()
 
     def complete(self, unit: UnitPlacement, *, stays: bool) -> None:
         """A unit's gradient of the last backward is there; it stays, or goes to the host."""
