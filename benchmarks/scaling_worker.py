@@ -208,17 +208,22 @@ class Run:
         self.losses.append(self.runner.backward(tokens.to(device(self.work))))
         self.runner.step()
 
-    def seconds(self, count: int, *, warm: int = 1) -> float:
-        """Of a step in a series, the first `warm` of which are not counted."""
+    def seconds(self, count: int, *, warm: int = 2) -> float:
+        """Of a step in a series; what is in flight at its beginning is so at its end, too."""
         for _ in range(warm):
             self.step()
-        self.runner.settle()
-        distributed.barrier()
+        self._arrive()
         began = time.perf_counter()
         for _ in range(count):
             self.step()
-        self.runner.settle()
+        self._arrive()
         return (time.perf_counter() - began) / count
+
+    def _arrive(self) -> None:
+        """Every rank has computed its steps; updates that overlap the next one go on."""
+        if self.work["device"] == "cuda":
+            torch.cuda.current_stream().synchronize()
+        distributed.barrier()
 
 
 def measure(name: str, work: dict[str, Any], rank: int) -> dict[str, Any]:
@@ -283,7 +288,7 @@ def watch(run: Run, core: Any, *, timeline: str | None) -> dict[str, Any]:
         # weights are no good after them. What was asked for before is still sent: by every rank.
         still = functools.partial(setattr, collectives, "group", StillGroup(collectives.group))
         queue.submit(still, what="the end of what is sent").wait()
-        found["silent_seconds"] = run.seconds(2)
+        found["silent_seconds"] = run.seconds(run.work["steps"])
     if timeline is not None:
         write_trace(Path(f"{timeline}.json"), [recording.timeline])
         draw(Path(f"{timeline}.png"), [recording.records[1].timeline.from_zero()])
