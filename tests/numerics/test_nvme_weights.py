@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
 from forebay.engine import EngineOptions, offload_with
 from forebay.engine.file_space import NvmeOptions, WeightBuffers
@@ -175,6 +176,34 @@ def test_layers_without_a_gradient_in_16_bits(tmp_path):
         model = Skipping().to(torch.bfloat16)
         optimizer = _taken(model, replace(options, unit_elements=1 << 20))
         _steps(model, optimizer, [x.to(torch.bfloat16) for x in batches(9, features=16)])
+        found.append({name: value.clone() for name, value in model.state_dict().items()})
+        optimizer.close()
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
+class _ShortLast(nn.Module):
+    """A long weight, and behind it, in the last and shorter piece, one without a gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.used = nn.Linear(16, 20_000, bias=False)
+        self.unused = nn.Linear(16, 16, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.used(x))
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_old_weights_come_into_a_buffer_once_the_piece_before_has_left_it(count, tmp_path):
+    """They come behind a shorter record, where the one before still has its state."""
+    options = _in_files(tmp_path, access="late_threads")
+    nvme = replace(options.nvme, buffer_count=count, buffer_elements=BLOCK)
+    found = []
+    for chosen in (EngineOptions(), replace(options, nvme=nvme)):
+        model = _ShortLast().to(torch.bfloat16)
+        optimizer = _taken(model, replace(chosen, unit_elements=1 << 20))
+        _steps(model, optimizer, [x.to(torch.bfloat16) for x in batches(4, features=16)])
         found.append({name: value.clone() for name, value in model.state_dict().items()})
         optimizer.close()
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])

@@ -267,7 +267,8 @@ class Spool:
         if job.new_weights == job.buffer:  # fp32: the master is the weight
             return []
         written = state.written[job.index]
-        after = buffer.users if written is None else [*buffer.users, written]
+        # With the arrival: until then the piece before it, which may be longer, is in the buffer.
+        after = buffer.pending if written is None else [*buffer.pending, written]
         piece = WeightPiece.whole(state, job.index)
         span = piece.span(job.new_weights)
         read = self._lanes.hold(self._link.read(span, after=after))
