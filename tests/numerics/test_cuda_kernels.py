@@ -19,7 +19,7 @@ from forebay.optim.master import split
 from forebay.optim.reference import AdamState
 from forebay.optim.reference import update_ as reference_update_
 from forebay.optim.rule import AdamRule, WeightDecay
-from forebay.optim.squares import BLOCK, square_sum, tree_sum
+from forebay.optim.squares import BLOCK, square_blocks, square_sum, tree_sum
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 if not (torch.cuda.is_available() or INTERPRETED):
@@ -152,6 +152,15 @@ def test_square_sums_equal_the_tree(dtype):
     tensors = [any_bits(size, size).to(dtype).nan_to_num(0, 0, 0) for size in SUM_SIZES]
     sums = triton_math.square_sums([tensor.to(DEVICE) for tensor in tensors])
     assert sums.tolist() == [float(square_sum(tensor)) for tensor in tensors]
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
+@pytest.mark.parametrize("size", SUM_SIZES)
+def test_block_sums_are_the_lowest_of_the_tree(size, dtype):
+    values = any_bits(size, size).to(dtype).nan_to_num(0, 0, 0)
+    assert torch.equal(triton_math.block_sums(values.to(DEVICE)).cpu(), square_blocks(values))
+    unaligned = values.to(DEVICE)[1:]
+    assert torch.equal(triton_math.block_sums(unaligned).cpu(), square_blocks(values[1:]))
 
 
 def test_square_sums_of_mixed_dtypes_and_unaligned_views():

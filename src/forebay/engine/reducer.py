@@ -19,8 +19,9 @@ import torch
 
 from forebay.comm.collectives import Purpose
 from forebay.comm.passes import PassKind
+from forebay.engine.shared_squares import PartBlocks, SharedSquares
 from forebay.errors import GradientError
-from forebay.optim.squares import BLOCK, tree_sum
+from forebay.optim.squares import BLOCK
 from forebay.plan.placement import Accumulation, AccumulationOrder
 
 if TYPE_CHECKING:
@@ -85,6 +86,10 @@ class Reducer:
         self._keeps_sums = together or not self.leaves_every_backward
         self.ranks = queue.collectives.group.size
         self._passes = queue.passes
+        group = queue.collectives.group
+        self._squares = SharedSquares(
+            list(_part_blocks(units)), sharers=len(group.sharers), shard=group.shard
+        )
         self._local_order = self._order = tuple(range(len(units)))
         self._wide: set[int] = set()
         self._turns: deque[int] = deque()
@@ -267,31 +272,16 @@ class Reducer:
         Raises:
             GradientError: A gradient was cleared on some ranks after it had been summed.
         """
-        blocks = self._gradients.block_sums()
-        told = torch.cat(
-            [self._said(present), *(blocks.get(key, zeros) for key, zeros in self._no_blocks())]
-        )
+        told = torch.cat([self._said(present), self._squares.told(self._gradients.block_sums())])
         group = self._collectives.group
         job = self._queue.submit(lambda: group.tell(told, what="an agreement"), what="the norm")
         job.wait()
         rows: torch.Tensor = job.result
-        agreed = self._present_somewhere(rows[:, : len(self._records)].tolist())
-        rows = rows[list(group.sharers)]  # other copies say the same
-        at, squares = len(self._records), {}
-        for (unit, number), zeros in self._no_blocks():
-            of_part = rows[:, at : at + len(zeros)].reshape(-1)
-            at += len(zeros)
-            for record in self._units[unit].records_of_part[number]:
-                if record.index in agreed:
-                    first, last = record.slot.offset // BLOCK, -(-record.slot.end // BLOCK)
-                    squares[record.index] = float(tree_sum(of_part[first:last]))
-        return squares
-
-    def _no_blocks(self) -> Iterator[tuple[tuple[int, int], torch.Tensor]]:
-        for unit in self._units:
-            for number, part in enumerate(unit.parts):
-                count = part.own.elements // BLOCK
-                yield (unit.index, number), torch.zeros(count, dtype=torch.float64)
+        count = len(self._records)
+        agreed = self._present_somewhere(rows[:, :count].tolist())
+        # other copies say the same
+        sums = self._squares.sums(rows[list(group.sharers), count:])
+        return {index: value for index, value in sums.items() if index in agreed}
 
     def _said(self, present: Sequence[ParamRecord]) -> torch.Tensor:
         here = {record.index for record in present}
@@ -348,3 +338,13 @@ class Reducer:
 def _is_withdrawn(record: ParamRecord) -> bool:
     """Its gradient is in a sum over ranks, and `p.grad` says that it is gone."""
     return record.part.sums.is_spread and record.was_given and record.param.grad is None
+
+
+def _part_blocks(units: Sequence[Unit]) -> Iterator[PartBlocks]:
+    for unit in units:
+        for number, part in enumerate(unit.parts):
+            spans = {
+                slot.index: (slot.offset // BLOCK, -(-slot.end // BLOCK))
+                for slot in part.layout.slots
+            }
+            yield PartBlocks(key=(unit.index, number), each=part.own.elements // BLOCK, spans=spans)

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 
-from forebay.optim.squares import BLOCK, square_blocks
+from forebay.optim.device_math import device_square_blocks
+from forebay.optim.squares import BLOCK
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,7 +52,7 @@ class BlockSums(Generic[Key]):
             self._reading.append((begun, values))
             self._begun[key] = begun
         else:
-            self._begun[key] = square_blocks(values)
+            self._begun[key] = device_square_blocks(values)
 
     def begin_at(self, key: Key, address: int, elements: int, *, after: Sequence[Any]) -> None:
         """The same for host memory at an address, once `after` is done."""
@@ -62,12 +63,14 @@ class BlockSums(Generic[Key]):
         self._begun[key] = self._pool.square_sums(spans, "float32", list(after))
 
     def read(self) -> dict[Key, torch.Tensor]:
-        """Wait for all of them: float64 on the host."""
+        """Wait for all of them, in one transfer: float64 on the host."""
+        there = {key: sums for key, sums in self._begun.items() if isinstance(sums, torch.Tensor)}
         sums = {}
+        if there:
+            values = torch.cat(list(there.values())).cpu()
+            sums = dict(zip(there, values.split([len(s) for s in there.values()]), strict=True))
         for key, begun in self._begun.items():
-            if isinstance(begun, torch.Tensor):
-                sums[key] = begun.cpu()
-            else:
+            if key not in there:
                 begun.wait()
                 sums[key] = torch.tensor(begun.results(), dtype=torch.float64)
         for begun, _ in self._reading:

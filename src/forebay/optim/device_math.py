@@ -6,6 +6,7 @@ order of its compute stream. Both give the same bits.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -14,7 +15,7 @@ import torch
 from forebay.optim.flat_state import dtype_name, native_hypers, native_part
 from forebay.optim.readback import read_numbers
 from forebay.optim.reference import AdamState, update_
-from forebay.optim.squares import square_sum
+from forebay.optim.squares import square_blocks, square_sum
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,7 +23,14 @@ if TYPE_CHECKING:
     from forebay.optim.flat_state import FlatState
     from forebay.optim.rule import Hyper
 
-__all__ = ["CudaMath", "DeviceMath", "HostMath", "cuda_math", "math_for"]
+__all__ = [
+    "CudaMath",
+    "DeviceMath",
+    "HostMath",
+    "cuda_math",
+    "device_square_blocks",
+    "math_for",
+]
 
 
 class DeviceMath(Protocol):
@@ -174,11 +182,25 @@ def cuda_math(device: torch.device) -> DeviceMath:
 
     Both give the same bits; torch's operations read memory several times as often.
     """
-    if importlib.util.find_spec("triton") is None:
+    if not _has_triton():
         return CudaMath(device)
     from forebay.optim.triton_math import TritonMath
 
     return TritonMath(device)
+
+
+def device_square_blocks(values: torch.Tensor) -> torch.Tensor:
+    """`forebay.optim.squares.square_blocks` on an NVIDIA device, by the same choice of kernels."""
+    if not _has_triton():
+        return square_blocks(values)
+    from forebay.optim.triton_math import block_sums
+
+    return block_sums(values)
+
+
+@functools.cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
 
 
 def math_for(device: torch.device, *, core: Any, pool: Any) -> DeviceMath:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["BLOCK", "square_blocks", "square_sum", "tree_sum"]
+__all__ = ["BLOCK", "row_sums", "square_blocks", "square_sum", "tree_sum"]
 
 BLOCK = 4096
 
@@ -37,7 +37,8 @@ def square_blocks(values: torch.Tensor) -> torch.Tensor:
     sums = [flat.new_zeros(0, dtype=torch.float64)]
     for start in range(0, flat.numel(), _BLOCKS_AT_ONCE * BLOCK):
         doubles = flat[start : start + _BLOCKS_AT_ONCE * BLOCK].to(torch.float64)
-        sums.append(_block_sums(doubles * doubles))
+        padded = _padded((doubles * doubles)[None], -(-doubles.numel() // BLOCK) * BLOCK)
+        sums.append(row_sums(padded.view(-1, BLOCK)))
     return torch.cat(sums)
 
 
@@ -47,19 +48,33 @@ def tree_sum(values: torch.Tensor) -> torch.Tensor:
     Args:
         values: One-dimensional float64.
     """
-    if not values.numel():
-        return values.new_zeros(())
-    while values.numel() > 1:
-        values = _block_sums(values)
-    return values.reshape(())
+    return row_sums(values[None]).reshape(())
 
 
-def _block_sums(values: torch.Tensor) -> torch.Tensor:
-    blocks = -(-values.numel() // BLOCK)
-    padded = values.new_zeros(blocks * BLOCK)
-    padded[: values.numel()] = values
-    tree = padded.view(blocks, BLOCK)
-    while tree.shape[1] > 1:
-        half = tree.shape[1] // 2
-        tree = tree[:, :half] + tree[:, half:]
-    return tree.reshape(-1)
+def row_sums(rows: torch.Tensor) -> torch.Tensor:
+    """`tree_sum` of each row of float64 [lists, values]: float64 [lists].
+
+    Zeros behind a list change nothing, so that shorter ones may share a table with longer ones.
+    """
+    lists, width = rows.shape
+    while width > BLOCK:
+        blocks = -(-width // BLOCK)
+        rows = _halved(_padded(rows, blocks * BLOCK).view(-1, BLOCK)).view(lists, blocks)
+        width = blocks
+    return _halved(_padded(rows, 1 << (width - 1).bit_length() if width else 1))
+
+
+def _halved(rows: torch.Tensor) -> torch.Tensor:
+    """Sums of rows whose length is a power of two."""
+    while rows.shape[1] > 1:
+        half = rows.shape[1] // 2
+        rows = rows[:, :half] + rows[:, half:]
+    return rows[:, 0]
+
+
+def _padded(rows: torch.Tensor, width: int) -> torch.Tensor:
+    if rows.shape[1] == width:
+        return rows
+    padded = rows.new_zeros(rows.shape[0], width)
+    padded[:, : rows.shape[1]] = rows
+    return padded

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from forebay.optim.flat_state import FlatState
     from forebay.optim.rule import Hyper
 
-__all__ = ["TritonMath", "square_sums", "update_"]
+__all__ = ["TritonMath", "block_sums", "square_sums", "update_"]
 
 # bf16 travels as its bits: the kernels widen and round it by integer operations.
 _KINDS = {
@@ -159,6 +159,28 @@ def square_sums(
             _launch_sums([row for row in rows if row[0].kind is kind], kind, device)
         levels = above
     return out
+
+
+def block_sums(values: torch.Tensor) -> torch.Tensor:
+    """Sums of the squares of blocks, the lowest ones of that tree: one launch.
+
+    Args:
+        values: float32, bfloat16 or float16, on a device.
+
+    Returns:
+        float64, one element for each `BLOCK` values or a rest of them.
+    """
+    flat = values.detach().contiguous()
+    sums = torch.empty(_blocks(flat.numel()), dtype=torch.float64, device=flat.device)
+    if flat.numel():
+        span = _Span(
+            kind=flat.dtype,
+            address=flat.data_ptr(),
+            elements=flat.numel(),
+            result=sums.data_ptr(),
+        )
+        _launch_sums([(span, span.result)], flat.dtype, flat.device)
+    return sums
 
 
 def update_(
