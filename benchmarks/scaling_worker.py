@@ -277,6 +277,8 @@ def watch(run: Run, core: Any, *, timeline: str | None) -> dict[str, Any]:
         "down_busy": part.down_busy,
         "up_busy": part.up_busy,
         "waits": part.exposed_wait,
+        "host_update_busy": part.host_busy,
+        "update_threads": core.cores.threads,
         "in_time": part.weights_in_time,
         "late": part.weights_late,
     }
