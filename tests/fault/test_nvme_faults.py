@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import stat
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -227,6 +228,33 @@ def test_two_engines_on_one_path_never_meet(folder):
         assert same(weights(expected), weights(trained))
         optimizer.close()
         plain.close()
+
+
+def test_a_thread_that_reads_state_while_steps_run_blames_no_drive(folder):
+    """It saw a piece before an update and its checksum after, and named the drive for it."""
+    trained, stop, errors = model(), threading.Event(), []
+    script = FileFaultScript(seed=1, max_delay_us=1000)
+    optimizer = take_over(trained, options(folder, fault=script))
+    state = optimizer.engine.units[0].parts[0].files
+    assert state is not None
+
+    def read() -> None:
+        while not stop.is_set() and not errors:
+            try:
+                state.read("exp_avg", 0, BLOCK)
+            except TransferError as error:
+                errors.append(error)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        for index in range(10):
+            step(trained, optimizer, index)
+    finally:
+        stop.set()
+        reader.join()
+    assert errors == []
+    optimizer.close()
 
 
 def test_files_have_no_name_and_mode_0600_and_go_when_closed(folder):

@@ -73,7 +73,6 @@ def connect_files(executor: Executor, placement: Placement, *, memory: PartMemor
     executor.lanes.files = memory.files
     executor.spool = Spool(
         executor.lanes,
-        link=memory.files.link,
         placement=placement,
         memory=memory,
         publisher=executor.publisher,

@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from forebay.engine.state_memory import PartMemory
     from forebay.engine.terms import UpdateOrder
     from forebay.engine.unit import Unit
-    from forebay.links.host_nvme import FileLink
     from forebay.links.lanes import Lanes
     from forebay.plan.placement import Placement
 
@@ -81,9 +80,8 @@ class Spool:
 
     Args:
         lanes: The update pool and the link to the device.
-        link: The link to the files.
         placement: How many buffers, and how they are used.
-        memory: Ledger and page-locking policy.
+        memory: Files, ledger and page-locking policy.
         publisher: Takes new weights.
     """
 
@@ -91,13 +89,14 @@ class Spool:
         self,
         lanes: Lanes,
         *,
-        link: FileLink,
         placement: Placement,
         memory: PartMemory,
         publisher: Publisher,
     ) -> None:
+        assert memory.files is not None
         self._lanes = lanes
-        self._link = link
+        self._link = memory.files.link
+        self._lock = memory.files.lock
         self._plan = placement.buffers
         self._publisher = publisher
         self._traffic = lanes.traffic
@@ -210,11 +209,12 @@ class Spool:
             part.await_readers()
             updates = []
             for job in jobs_of(part, records, order, where=where):
-                updates.append(self._advance(unit, job, numbers, order.scale))
-                leaves = leave(job, updates[-1])
-                if job.index >= job.state.held:
-                    leaves = [self._write(unit, job, updates[-1]), *leaves]
-                self._leave(job, updates[-1], leaves)
+                with self._lock:  # whoever reads it now has read it, or waits for all of this
+                    updates.append(self._advance(unit, job, numbers, order.scale))
+                    leaves = leave(job, updates[-1])
+                    if job.index >= job.state.held:
+                        leaves = [self._write(unit, job, updates[-1]), *leaves]
+                    self._leave(job, updates[-1], leaves)
             if updates:
                 tickets[-1] = part.ticket = self._lanes.hold(self._lanes.join(updates))
         return tickets
