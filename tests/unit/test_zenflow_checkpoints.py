@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from torch import nn
 
 from compat_cases import bits_of, engine_of, same_bits, train
 from config_cases import ZENFLOW, merged
@@ -107,6 +108,59 @@ def test_loading_into_other_modes_and_back(tmp_path, kind):
     assert all(math.isfinite(loss) for loss in train(again, 9))
     for engine in (first, other, again):
         engine.close()
+
+
+@pytest.mark.parametrize(
+    ("saved", "into"),
+    [("zenflow", "delayed"), ("delayed", "zenflow"), ("zenflow", "warms up")],
+)
+def test_another_mode_trains_with_the_masters_from_its_first_step(tmp_path, saved, into):
+    """What zenflow or delayed holds back for itself is no weight of the other's."""
+    kinds = {
+        "zenflow": _zenflow(),
+        "delayed": merged(EXACT, {"forebay": {"update": "delayed", "warm_up_steps": 2}}),
+        "warms up": _zenflow(full_warm_up_rounds=20),
+    }
+    first, other, exact = (engine_of(kinds.get(kind, EXACT)) for kind in (saved, into, "exact"))
+    train(first, 8)
+    first.save_checkpoint(tmp_path)
+    for engine in (other, exact):
+        engine.load_checkpoint(tmp_path)
+    steps = 9 if into == "warms up" else 1
+    assert train(other, steps, seed=5) == train(exact, steps, seed=5)
+    if into == "warms up":
+        assert same_bits(bits_of(other), bits_of(exact))
+    for engine in (first, other, exact):
+        engine.close()
+
+
+class _Branch(nn.Module):
+    """A branch that not every step takes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.always, self.branch = nn.Linear(7, 7), nn.Linear(7, 7)
+        self.steps = 0
+
+    def forward(self, x):
+        self.steps += 1
+        x = self.always(x)
+        return self.branch(x) if self.steps not in (8, 9) else x
+
+
+def test_a_choice_that_waits_for_a_gradient_is_made_after_loading(tmp_path):
+    """Columns are due in step 8, where the branch has no gradient, and it is saved then."""
+    first = engine_of(_zenflow(), model=_Branch())
+    train(first, 8)
+    first.save_checkpoint(tmp_path)
+    other = engine_of(_zenflow(), model=_Branch())
+    other.load_checkpoint(tmp_path)
+    other.module.steps = 8
+    assert train(other, 9, seed=5) == train(first, 9, seed=5)
+    assert same_bits(bits_of(first), bits_of(other))
+    first.close()
+    other.close()
 
 
 def test_weights_alone(tmp_path):

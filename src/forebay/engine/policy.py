@@ -145,13 +145,22 @@ class UpdatePolicy:
             gathered: This rank's slice of what `gathered` was, flat; None without.
         """
 
+    def continues(self, values: dict[str, Any] | None) -> bool:
+        """Whether weights in force of the checkpoint that was restored are in force here, too.
+
+        Args:
+            values: What `plain_state` was where it was saved; None of all modes but one.
+        """
+        del values
+        return False
+
     def holds_back(self, record: ParamRecord) -> bool:
         """Whether training computes with a weight that is older than the parameter's master."""
         del record
         return False
 
     def hold_back(self, record: ParamRecord, older: Callable[[], None]) -> None:
-        """A checkpoint has an older weight: it is in force until the next step, where that matters.
+        """A checkpoint that `continues` has an older weight: it is in force until the next step.
 
         Args:
             record: A parameter that has the weight of its master now.

@@ -302,14 +302,15 @@ def restore_in_force(engine: Engine, checkpoint: Checkpoint, found: Match) -> bo
     """Put back weights that are older than their masters; call it when all ranks have the newer.
 
     Returns:
-        Whether the checkpoint has any: the ranks' slices of them are to be gathered then.
+        Whether there are any: the ranks' slices of them are to be gathered then.
     """
-    if found.scope is not Scope.EVERYTHING:
+    policy = engine.collector.policy
+    if found.scope is not Scope.EVERYTHING or not policy.continues(checkpoint.manifest.policy):
         return False
     held = [(record, entry) for record, entry in found.trained if Role.IN_FORCE in entry.slices]
     for record, entry in held:
         older = partial(_write_in_force, record, entry, checkpoint)
-        engine.collector.policy.hold_back(record, older)
+        policy.hold_back(record, older)
     return bool(held)
 
 

@@ -14,7 +14,7 @@ which become that master, rounded, in the next step: all weights come into force
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -99,6 +99,10 @@ class DelayedUpdates(UpdatePolicy):
     def _turn_over(self) -> None:
         for part in self._landing:
             part.turn_over()
+
+    def continues(self, values: dict[str, Any] | None) -> bool:
+        """See `UpdatePolicy`: no other mode without values of its own has weights in force."""
+        return values is None
 
     def holds_back(self, record: ParamRecord) -> bool:
         """See `UpdatePolicy`."""

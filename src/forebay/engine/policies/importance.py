@@ -25,9 +25,10 @@ if TYPE_CHECKING:
 
     from forebay.engine.record import ParamRecord
     from forebay.engine.watched_gradients import WatchedGradients
+    from forebay.links.lanes import Lanes
     from forebay.plan.zenflow import ZenFlow
 
-__all__ = ["Importance", "Look"]
+__all__ = ["Importance", "Look", "tell_sharers"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,10 +55,8 @@ class Importance:
     Args:
         settings: The share of columns, and whether gradients decide when the rest is updated.
         columns_of: The columns chosen so far.
+        is_wanted: Whether a parameter's columns are to be chosen by its next gradient.
         device: Where important columns are updated.
-
-    Attributes:
-        wanted: Indices of the parameters whose columns are to be chosen by their next gradient.
     """
 
     def __init__(
@@ -65,13 +64,14 @@ class Importance:
         settings: ZenFlow,
         *,
         columns_of: Callable[[ParamRecord], Columns | None],
+        is_wanted: Callable[[ParamRecord], bool],
         device: torch.device,
     ) -> None:
         self._settings = settings
         self._columns_of = columns_of
+        self._is_wanted = is_wanted
         self._device = device
         self._looks: dict[int, Look] = {}
-        self.wanted: set[int] = set()
         self.is_active = False
 
     def look(self, record: ParamRecord, value: torch.Tensor) -> None:
@@ -80,7 +80,7 @@ class Importance:
             return
         flat = value.detach().reshape(-1)
         columns = self._columns_of(record)
-        is_choice = columns is None or record.index in self.wanted
+        is_choice = columns is None or self._is_wanted(record)
         if columns is None or is_choice:
             columns = self._choose(record, flat)
         compact = columns.pick(flat)
@@ -152,3 +152,15 @@ class Importance:
             has_rest = [float(not look.columns.are_all) for look in looks]
             found[held, 2] = torch.tensor(has_rest, dtype=torch.float64)
         return found
+
+
+def tell_sharers(lanes: Lanes, own: torch.Tensor) -> torch.Tensor:
+    """What every rank says that holds another slice of the same parameters: [sharers, n]."""
+    queue, what = lanes.ranks, "norms of columns"
+    if queue is None:
+        return own[None]
+    group = queue.collectives.group
+    job = queue.submit(lambda: group.tell(own, what=what), what=what)
+    job.wait()
+    rows: torch.Tensor = job.result[list(group.sharers)]
+    return rows

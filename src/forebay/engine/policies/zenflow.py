@@ -21,10 +21,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from forebay.engine.masters import is_written
-from forebay.engine.policies.importance import Importance
+from forebay.engine.policies.importance import Importance, tell_sharers
 from forebay.engine.policies.important import ImportantColumns
 from forebay.engine.policies.rest import GatheredRest, RunningRest
-from forebay.engine.policies.zenflow_state import GatheredSource, ZenFlowCounts, columns_in
+from forebay.engine.policies.zenflow_state import (
+    GatheredSource,
+    ZenFlowCounts,
+    columns_in,
+    is_of_zenflow,
+)
 from forebay.engine.policy import UpdatePolicy
 from forebay.engine.terms import UpdateOrder
 from forebay.engine.watched_gradients import WatchedGradients
@@ -79,6 +84,7 @@ class ZenFlowUpdates(UpdatePolicy):
         self._importance = Importance(
             settings,
             columns_of=lambda record: self._important[record.part].columns(record),
+            is_wanted=lambda record: record.index in self._counts.wanted,
             device=parts.memory.device,
         )
         self._gradients = WatchedGradients(parts.executor.gradients, look=self._look)
@@ -100,7 +106,7 @@ class ZenFlowUpdates(UpdatePolicy):
         coming = self._counts.step + 1
         self._importance.is_active = not self._settings.warms_up(coming)
         if self._settings.selects(coming):
-            self._importance.wanted |= self._mine
+            self._counts.wanted |= self._mine
 
     def check(self, *, divisor: float) -> None:
         """A weight that the user wrote becomes a master: not while that is being updated."""
@@ -180,7 +186,7 @@ class ZenFlowUpdates(UpdatePolicy):
             state.bring(members)
             grads = {record.index: looks[record.index].compact for record in members}
             state.update(grads, order, math=self._executor.math)
-        self._importance.wanted.difference_update(record.index for record in records)
+        self._counts.wanted.difference_update(record.index for record in records)
         unit.mark_changed(records)
 
     def _gather(self, unit: Unit, records: Sequence[ParamRecord], scale: float) -> None:
@@ -195,23 +201,12 @@ class ZenFlowUpdates(UpdatePolicy):
     def _rest_is_due(self, present: Sequence[ParamRecord], scale: float) -> bool:
         settings = self._settings
         if settings.update_every is None:
-            norms = self._importance.norms(present, tell=self._tell)
+            norms = self._importance.norms(present, tell=partial(tell_sharers, self._lanes))
             for index, (rest, important) in norms.items():
                 self._counts.add_norms(index, rest=abs(scale) * rest, other=abs(scale) * important)
         if settings.updates_rest(self._counts.step):
             return True
         return settings.update_every is None and self._counts.are_ripe(settings.auto_ratio)
-
-    def _tell(self, own: torch.Tensor) -> torch.Tensor:
-        """What every rank says that holds another slice: [sharers, n]."""
-        queue, what = self._lanes.ranks, "norms of columns"
-        if queue is None:
-            return own[None]
-        group = queue.collectives.group
-        job = queue.submit(lambda: group.tell(own, what=what), what=what)
-        job.wait()
-        rows: torch.Tensor = job.result[list(group.sharers)]
-        return rows
 
     def _update_rest(self, unit: Unit) -> None:
         """Update a unit's rest on the host with what is gathered."""
@@ -320,11 +315,12 @@ class ZenFlowUpdates(UpdatePolicy):
         records = [record for unit in self._parts.units for record in unit.records]
         self._running.clear()
         self._hidden.clear()
-        self._importance.wanted.clear()
         indices = {record.label: record.index for record in records}
         self._counts = ZenFlowCounts.from_plain(values, indices) or ZenFlowCounts(
             step=max((record.step for record in records), default=0)
         )
+        if self._settings.warms_up(self._counts.step + 1):
+            self._counts = ZenFlowCounts(step=self._counts.step)
         for part in self._rest:
             self._rest[part].counts.clear()
         for record in [record for record in records if record.index in self._mine]:
@@ -344,6 +340,10 @@ class ZenFlowUpdates(UpdatePolicy):
         count = self._counts.gathered.get(record.index, 0)
         if count and not columns.are_all:
             rest.counts[record.index] = count
+
+    def continues(self, values: dict[str, Any] | None) -> bool:
+        """See `UpdatePolicy`: steps of the warm-up compute with what is newest."""
+        return is_of_zenflow(values) and not self._settings.warms_up(self._counts.step + 1)
 
     def holds_back(self, record: ParamRecord) -> bool:
         """See `UpdatePolicy`."""

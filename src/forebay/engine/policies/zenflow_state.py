@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from forebay.checkpoint.header import TensorSpec
     from forebay.engine.record import ParamRecord
 
-__all__ = ["GatheredSource", "ZenFlowCounts", "columns_in"]
+__all__ = ["GatheredSource", "ZenFlowCounts", "columns_in", "is_of_zenflow"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -31,6 +31,7 @@ class ZenFlowCounts:
         gathered: By parameter, how many gradients were gathered in the interval, on any rank.
         rest_norms: By parameter, what the rest has gathered, where gradients decide.
         important_norms: The same of important columns.
+        wanted: Parameters whose columns are to be chosen by their next gradient.
     """
 
     step: int = 0
@@ -38,6 +39,7 @@ class ZenFlowCounts:
     gathered: dict[int, int] = field(default_factory=dict)
     rest_norms: dict[int, float] = field(default_factory=dict)
     important_norms: dict[int, float] = field(default_factory=dict)
+    wanted: set[int] = field(default_factory=set)
 
     def count(self, index: int) -> None:
         """A parameter had a gradient in this step."""
@@ -68,6 +70,7 @@ class ZenFlowCounts:
         for key, value in asdict(self).items():
             named = isinstance(value, dict)
             values[key] = {names[index]: one for index, one in value.items()} if named else value
+        values["wanted"] = sorted(names[index] for index in self.wanted)
         return values
 
     @classmethod
@@ -75,7 +78,7 @@ class ZenFlowCounts:
         cls, values: dict[str, Any] | None, indices: dict[str, int]
     ) -> ZenFlowCounts | None:
         """The inverse of `plain`, without parameters that are not here; None of anything else."""
-        if values is None or values.get("name") != "zenflow":
+        if values is None or not is_of_zenflow(values):
             return None
         step, interval = values.get("step"), values.get("interval")
         named = [values.get(key) for key in ("gathered", "rest_norms", "important_norms")]
@@ -86,13 +89,22 @@ class ZenFlowCounts:
             if not isinstance(one, dict) or not all(_is_number(number) for number in one.values()):
                 return None
             found.append({indices[name]: one[name] for name in one if name in indices})
+        wanted = values.get("wanted", [])
+        if not isinstance(wanted, list):
+            return None
         return cls(
             step=step,
             interval=interval,
             gathered={index: int(count) for index, count in found[0].items()},
             rest_norms=found[1],
             important_norms={index: found[2].get(index, 0.0) for index in found[1]},
+            wanted={index for name, index in indices.items() if name in wanted},
         )
+
+
+def is_of_zenflow(values: dict[str, Any] | None) -> bool:
+    """Whether a checkpoint was saved in this mode, by its manifest's `policy`."""
+    return values is not None and values.get("name") == "zenflow"
 
 
 def _is_count(value: object) -> TypeGuard[int]:
