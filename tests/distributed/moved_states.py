@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import distributed
 
+from distributed.saved_runs import Run, engine_of, go_on
 from distributed.training import Recipe, begin, digest, join, loss_of, windows
 from forebay.comm.fake import SlowGroup
 from forebay.comm.torch_group import TorchGroup
@@ -99,6 +100,23 @@ def runs(jobs: list[tuple[Recipe, list[Moves]]]) -> list[list[dict[str, Any]]]:
     """Each recipe as it is, then with each of the moves."""
     join()
     return [[_run(recipe, moves) for moves in (Moves(), *every)] for recipe, every in jobs]
+
+
+def load_while_away(folder: str, run: Run) -> list[str]:
+    """A checkpoint is loaded while state is away: what it says; then it is loaded and used."""
+    said = []
+    with engine_of(run) as engine:
+        go_on(engine, 0, 2)
+        engine.save_checkpoint(folder)
+        engine.offload_states()
+        try:
+            engine.load_checkpoint(folder)
+        except StateAwayError as error:
+            said.append(error.message)
+        engine.reload_states()
+        engine.load_checkpoint(folder)
+        go_on(engine, 2, 4)
+    return said
 
 
 def one_without_room(recipe: Recipe) -> list[str]:

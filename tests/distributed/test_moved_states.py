@@ -7,6 +7,7 @@ import torch
 
 from distributed import moved_states, ranks
 from distributed.moved_states import STATE, Moves
+from distributed.saved_runs import Run
 from distributed.training import Recipe
 from forebay.engine.state_moves import MOVABLE
 from forebay.plan import UpdatePlace, WeightPlace
@@ -68,3 +69,9 @@ def test_every_stage_place_and_mode_on_three_ranks():
     recipes += [Recipe(stage=n, policy=Delayed(), place=DEVICE) for n in (1, 3)]
     recipes += [Recipe(stage=3, weights=WeightPlace.HOST, place=place) for place in UpdatePlace]
     _check(3, [(recipe, [EVERY[n % 5], EVERY[(n + 2) % 5]]) for n, recipe in enumerate(recipes)])
+
+
+def test_loading_while_state_is_away_is_refused_and_changes_nothing(tmp_path):
+    for said in ranks.run(2, moved_states.load_while_away, str(tmp_path), Run(stage=2)):
+        (message,) = said
+        assert message.startswith("load_checkpoint: "), message

@@ -13,7 +13,14 @@ from compat_cases import engine_of, train
 from forebay.engine import EngineOptions, offload_with, state_moves
 from forebay.engine.options import SumPlace
 from forebay.engine.state_moves import MOVABLE, HostPages, MoveTiming
-from forebay.errors import BudgetError, ConfigError, StateAwayError, UnsupportedError
+from forebay.errors import (
+    BudgetError,
+    ConfigError,
+    EngineClosedError,
+    StateAwayError,
+    TransferError,
+    UnsupportedError,
+)
 from forebay.links import FaultScript
 from forebay.plan import SixteenBitMaster, UpdatePlace, WeightPlace
 from forebay.plan.zenflow import ZenFlow
@@ -209,6 +216,38 @@ def test_weights_that_are_away_are_refused(kind):
     optimizer.close()
 
 
+@pytest.mark.parametrize("kind", ["device", "host"])
+def test_backward_through_weights_that_are_away_is_refused(kind):
+    """The graph has kept the old ones, but their gradients would come to weights that are away."""
+    model, optimizer, engine = _engine(KINDS[kind])
+    loss = loss_of(model, batches(1, torch.bfloat16)[0])
+    engine.moves.offload([Role.LP_PARAMS], pages=HostPages.LOCKED)
+    with pytest.raises(StateAwayError, match="backward: lp_params has left"):
+        loss.backward()
+    engine.moves.reload()
+    optimizer.zero_grad()
+    run(model, optimizer, steps=1)
+    optimizer.close()
+
+
+@pytest.mark.parametrize("fault", [{"fail_at": 0}, {"fail_up_at": 0}])
+def test_a_move_of_weights_that_fails_leaves_an_ordinary_model_of_nan(fault):
+    """Whatever is asked for says that it is closed; afterwards a state dict can be loaded."""
+    kept = mlp(torch.bfloat16).state_dict()
+    options = replace(KINDS["device"], fault=FaultScript(seed=0, **fault))
+    model, optimizer, engine = _engine(options)
+    with pytest.raises(TransferError, match="scripted"):
+        engine.moves.offload(MOVABLE, pages=HostPages.LOCKED)
+        engine.moves.reload()
+    for use in (optimizer.step, model.state_dict, optimizer.synchronize, engine.moves.reload):
+        with pytest.raises(EngineClosedError):
+            use()
+    optimizer.close()
+    assert all(p.isnan().all() for p in model.parameters())
+    model.load_state_dict(kept)
+    assert all(torch.equal(kept[name], p) for name, p in model.named_parameters())
+
+
 def test_weights_on_the_host_come_up_when_they_are_used():
     model, optimizer, engine = _engine(KINDS["weights_on_host"])
     engine.moves.offload(MOVABLE, pages=HostPages.LOCKED)
@@ -296,8 +335,11 @@ def test_deepspeeds_names():
     train(engine, 1)
     with pytest.raises(ConfigError, match=r"optim_state'; valid are optim_states, hp_params"):
         engine.offload_states(include=["optim_state"])
-    with pytest.raises(ConfigError, match="valid are none, cpu, nvme"):
-        engine.offload_states(device="gpu")
+    with pytest.raises(ConfigError, match="names 5; valid are optim_states"):
+        engine.offload_states(include=5)
+    for device in ("gpu", "none", None):
+        with pytest.raises(ConfigError, match=f"names {device!r}; valid is cpu"):
+            engine.offload_states(device=device)
     with pytest.raises(UnsupportedError, match="nvme"):
         engine.offload_states(device="nvme")
     assert {role.value for role in MOVABLE} == {state.value for state in states}

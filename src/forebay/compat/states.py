@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import Enum, StrEnum
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -11,8 +12,6 @@ from forebay.errors import ConfigError, UnsupportedError
 from forebay.tiers.ledger import Role
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from forebay.engine.engine import Engine
 
 __all__ = ["OffloadDeviceEnum", "OffloadStateTypeEnum", "StateOffload"]
@@ -78,16 +77,17 @@ class StateOffload:
             UnsupportedError: device "nvme".
             BudgetError: The host budget does not hold it; nothing has moved.
         """
-        if _choice(OffloadDeviceEnum, device, key="device") is not OffloadDeviceEnum.cpu:
+        if device == OffloadDeviceEnum.nvme:
             raise UnsupportedError(
-                f"offload_states(device={str(getattr(device, 'value', device))!r}) cannot be "
-                'honoured: state moves to host memory, the valid value is "cpu"',
+                'offload_states(device="nvme") cannot be honoured: state moves to host memory, the '
+                'valid value is "cpu"',
                 hint="for state on a drive, write offload_optimizer.device: nvme",
             )
-        if isinstance(include, str):
-            include = [include]
+        _one_of([OffloadDeviceEnum.cpu], device, key="device")
         names = OffloadStateTypeEnum if include is None else include
-        chosen = [_choice(OffloadStateTypeEnum, name, key="include") for name in names]
+        if isinstance(names, str) or not isinstance(names, Iterable):
+            names = [names]
+        chosen = [_one_of(list(OffloadStateTypeEnum), name, key="include") for name in names]
         self._core.moves.offload(
             {Role(name.value) for name in chosen},
             pages=HostPages.LOCKED if pin_memory else HostPages.PAGEABLE,
@@ -110,13 +110,14 @@ def _timing(non_blocking: bool) -> MoveTiming:
     return MoveTiming.ENQUEUE if non_blocking else MoveTiming.WAIT
 
 
-def _choice(kind: type[_Choice], given: Any, *, key: str) -> _Choice:
+def _one_of(members: list[_Choice], given: Any, *, key: str) -> _Choice:
     name = given.value if isinstance(given, Enum) else given
-    valid = [member.value for member in kind]
+    valid = [member.value for member in members]
     if name in valid:
-        return kind(name)
+        return members[valid.index(name)]
     close = nearest(str(name), valid)
+    verb = "valid is" if len(valid) == 1 else "valid are"
     raise ConfigError(
-        f"offload_states({key}=...) names {name!r}; valid are {', '.join(valid)}",
+        f"offload_states({key}=...) names {name!r}; {verb} {', '.join(valid)}",
         hint=f"write {' or '.join(repr(one) for one in close or valid)}",
     )

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 from forebay.engine.unit import Unit, WeightState
 from forebay.errors import (
     EngineClosedError,
@@ -19,6 +21,7 @@ from forebay.errors import (
     TransferError,
 )
 from forebay.links.observer import Moment
+from forebay.tiers.ledger import Role
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,7 +30,6 @@ if TYPE_CHECKING:
     from forebay.engine.streamer import Streamer
     from forebay.engine.unit import NanSource
     from forebay.links.lanes import Lanes
-    from forebay.tiers.ledger import Role
 
 __all__ = ["FAILED_HINT", "Barrier"]
 
@@ -159,8 +161,9 @@ class Barrier:
             raise
 
     def refuse_away(self, reason: str) -> None:
-        """Raise StateAwayError while state has left the device."""
+        """Raise StateAwayError while state has left the device; EngineClosedError if for good."""
         if self.away:
+            self.refuse_closed(reason)
             gone = ", ".join(sorted(role.value for role in self.away))
             raise StateAwayError(
                 f"{reason}: {gone} {'has' if len(self.away) == 1 else 'have'} left the device by "
@@ -224,7 +227,11 @@ class Barrier:
             if unit.state is WeightState.READY:
                 continue
             for record in unit.records:
-                weight = record.part.weight(record.slot)
+                part = record.part
+                if Role.LP_PARAMS in self.away:  # their memory is the driver's
+                    weight = torch.empty(record.slot.shape, dtype=part.dtype, device=part.device)
+                else:
+                    weight = part.weight(record.slot)
                 record.param.data = weight.fill_(float("nan"))
                 record.pending = False
 

@@ -256,7 +256,7 @@ class Engine:
     def receive_gradient(self, record: ParamRecord, param: torch.Tensor) -> None:
         """Autograd produced a gradient of a trained parameter."""
         self._barrier.refuse_closed("backward")
-        self.moves.refuse_gradients()
+        self.moves.refuse_gradient(record)
         self.streaming.gradient_arrived(record.param)
         self.collector.receive(record, param)
 
@@ -342,7 +342,7 @@ class Engine:
 
     def settle_masters(self) -> None:
         """Let masters follow weights that the user changed, for readers before the next step."""
-        self.quiesce("masters")
+        self.quiesce("reading weights with their masters")
         self.streaming.take_over()
         for record in self.collector.records:
             if not record.master_is_loaded:

@@ -87,12 +87,15 @@ def load_checkpoint(engine: Engine, found: Path, request: LoadRequest) -> Manife
 
     Raises:
         CheckpointError: It is missing, damaged or another model's; nothing was changed.
+        StateAwayError: State has left the device; nothing was changed.
     """
     together, what = _together(engine), f"loading {found}"
     _refuse_other_requests(together, request, found=found)
     with contextlib.ExitStack() as stack:
 
         def _verify() -> tuple[Checkpoint, Match]:
+            # here, where nothing has changed on any rank
+            engine._barrier.refuse_away("load_checkpoint")
             checkpoint = stack.enter_context(Checkpoint(found))
             plan = match(engine, checkpoint, scope=request.scope, is_strict=request.is_strict)
             request.check(checkpoint.manifest)

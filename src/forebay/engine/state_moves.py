@@ -23,6 +23,7 @@ import torch
 
 from forebay.comm.together import Together
 from forebay.engine.moved_gradients import gradient_places
+from forebay.engine.unit import WeightState
 from forebay.errors import BudgetError, TransferError
 from forebay.links.lanes import wait
 from forebay.tiers.host import HostArena
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from forebay.engine.collector import Collector
     from forebay.engine.moved_gradients import GradientPlace
     from forebay.engine.policy import PolicyParts
+    from forebay.engine.record import ParamRecord
     from forebay.engine.residency import Residency
     from forebay.tiers.device import DeviceArena
 
@@ -301,6 +303,7 @@ class StateMoves:
         Raises:
             TransferError: A copy failed; the engine is closed.
         """
+        self._barrier.refuse_closed("a move of state")
         if self._to_trim:
             for ticket in self._leaving:
                 self._give_back(ticket)
@@ -319,9 +322,13 @@ class StateMoves:
         self._lanes.reap()
         self._lanes.accelerator.trim()
 
-    def refuse_gradients(self) -> None:
-        """Raise StateAwayError when a gradient comes while others of its window are away."""
-        if self._gradients:
+    def refuse_gradient(self, record: ParamRecord) -> None:
+        """Raise StateAwayError when a gradient comes while others of its window are away.
+
+        Or the weight itself: backward would read it, or has read what stands for it.
+        """
+        is_hidden = self._units[record.unit].state is WeightState.PENDING
+        if self._gradients or (is_hidden and Role.LP_PARAMS in self._barrier.away):
             self._barrier.refuse_away("backward")
 
     def bring_home(self) -> None:
