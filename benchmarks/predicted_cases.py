@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from forebay.engine.engine import Engine
     from forebay.hardware.profile import Profile
     from forebay.model.shape import ModelShape
 
@@ -181,7 +182,7 @@ class Trainer:
                 engine.step()
 
         with engine:
-            found = self._train(case, window, settle=engine.synchronize)
+            found = self._train(case, window, engine=engine.core)
             tiers: dict[str, int] = {}
             for row in engine.ledger.table():
                 tiers[row.tier.value] = tiers.get(row.tier.value, 0) + row.nbytes
@@ -208,7 +209,7 @@ class Trainer:
             optimizer.zero_grad()
 
         try:
-            return self._train(case, window, settle=optimizer.engine.synchronize)
+            return self._train(case, window, engine=optimizer.engine)
         finally:
             optimizer.close()
 
@@ -217,7 +218,7 @@ class Trainer:
         case: Case,
         window: Callable[[list[torch.Tensor]], None],
         *,
-        settle: Callable[[], None],
+        engine: Engine,
     ) -> dict[str, Any]:
         on_gpu = self.device.type == "cuda"
         if on_gpu:
@@ -232,11 +233,13 @@ class Trainer:
         seconds = []
         # From the end of one update to the end of the next, as a loop that reads no loss; what an
         # update leaves undone shows in the one after it.
-        for _ in range(WARM_UP + self.steps):
+        for number in range(WARM_UP + self.steps):
+            if number == WARM_UP and engine.page_locking is not None:
+                engine.page_locking.wait()  # a long run's copies are of locked memory
             began = time.perf_counter()
             window(tokens)
             seconds.append(time.perf_counter() - began)
-        settle()
+        engine.synchronize()
         peak = torch.cuda.max_memory_allocated() if on_gpu else None
         steady = seconds[WARM_UP:]
         return {"seconds": statistics.median(steady), "all_seconds": seconds, "peak": peak}

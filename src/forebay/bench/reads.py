@@ -97,9 +97,7 @@ def measure_reads(training: Training) -> Iterator[dict[str, Any]]:
     batches = training.batches(spec.micro_batches[0], spec.sequence)
     for number in range(_WARM_UP):
         training.step(batches, number)
-    if engine.page_locking is not None:
-        # copies of what is not locked yet go the driver's own way, for the first seconds of a job
-        engine.page_locking.wait()
+    training.await_page_locks()
     traffic = Traffic()
     engine.lanes.observer = traffic
     reader = _Reader(spec.device, traffic)

@@ -73,6 +73,14 @@ class Training:
         if self.spec.device == "cuda":
             torch.cuda.synchronize()
 
+    def await_page_locks(self) -> None:
+        """Until all is locked that will be.
+
+        For the first seconds of a job copies of what is not locked yet go the driver's own way.
+        """
+        if self.runner.engine is not None and self.runner.engine.page_locking is not None:
+            self.runner.engine.page_locking.wait()
+
     def settle(self) -> None:
         """Until transfers and updates have ended too."""
         if self.runner.engine is not None:
