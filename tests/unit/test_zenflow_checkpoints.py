@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from compat_cases import bits_of, engine_of, same_bits, train
+from compat_cases import bits_of, engine_of, same_bits, small, train
 from config_cases import ZENFLOW, merged
 from forebay.checkpoint.manifest import Role
 from forebay.checkpoint.reader import Checkpoint
@@ -159,6 +159,24 @@ def test_a_choice_that_waits_for_a_gradient_is_made_after_loading(tmp_path):
     other.module.steps = 8
     assert train(other, 9, seed=5) == train(first, 9, seed=5)
     assert same_bits(bits_of(first), bits_of(other))
+    first.close()
+    other.close()
+
+
+def test_what_a_checkpoint_lacks_keeps_its_newest_weights(tmp_path):
+    """An update of the rest is on its way for the last layer, which the checkpoint has not."""
+    first = engine_of(_zenflow())
+    train(first, 4)
+    first.save_checkpoint(tmp_path)
+    torch.manual_seed(1)
+    longer = nn.Sequential(*small(), nn.Linear(3, 5), nn.Linear(5, 3)).to(torch.bfloat16)
+    other = engine_of(_zenflow(), model=longer)
+    train(other, 6)
+    other.load_checkpoint(tmp_path, load_module_strict=False)
+    other.synchronize()
+    for record in other.core.collector.records:
+        master = record.part.master_copy(record.slot)
+        assert torch.equal(round_to(master, torch.bfloat16), record.param)
     first.close()
     other.close()
 

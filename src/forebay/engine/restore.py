@@ -231,6 +231,7 @@ def restore(engine: Engine, checkpoint: Checkpoint, found: Match) -> None:
         )
         random.check()
     engine.quiesce("load_checkpoint")
+    engine.synchronize()  # what the checkpoint lacks keeps the newest weights that it has
     engine.streaming.stored_changed()
     engine.zero_grad()
     try:
