@@ -16,7 +16,7 @@ from forebay.comm.fake import SlowGroup
 from forebay.comm.torch_group import TorchGroup
 from forebay.engine import Engine
 from forebay.engine.state_moves import MOVABLE, HostPages
-from forebay.errors import BudgetError, StateAwayError
+from forebay.errors import BudgetError, RankError, StateAwayError
 from forebay.tiers.ledger import Role, Tier
 
 STATE = (Role.OPTIM_STATES, Role.HP_PARAMS)
@@ -116,6 +116,24 @@ def load_while_away(folder: str, run: Run) -> list[str]:
         engine.reload_states()
         engine.load_checkpoint(folder)
         go_on(engine, 2, 4)
+    return said
+
+
+def other_states(recipe: Recipe) -> list[str]:
+    """Rank 1 asks for other states than the others: what all say; nothing has moved."""
+    join()
+    model, optimizer = begin(recipe, TorchGroup())
+    engine, said = optimizer.engine, []
+    mine = (Role.LP_PARAMS,) if distributed.get_rank() == 1 else STATE
+    for window in windows(recipe, rank=distributed.get_rank()):
+        try:
+            engine.moves.offload(mine, pages=HostPages.LOCKED)
+        except RankError as error:
+            said.append(error.message)
+        loss_of(model, window[0], recipe).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    optimizer.close()
     return said
 
 

@@ -75,3 +75,10 @@ def test_loading_while_state_is_away_is_refused_and_changes_nothing(tmp_path):
     for said in ranks.run(2, moved_states.load_while_away, str(tmp_path), Run(stage=2)):
         (message,) = said
         assert message.startswith("load_checkpoint: "), message
+
+
+def test_ranks_that_move_other_states_are_named_and_nothing_moves():
+    for said in ranks.run(2, moved_states.other_states, Recipe(stage=2, place=DEVICE)):
+        assert said
+        for message in said:
+            assert "for lp_params on rank 1 and for hp_params, optim_states on rank 0" in message

@@ -67,6 +67,21 @@ class Together:
         """Every rank's text, by rank."""
         return [text] if self._talk is None else self._talk.exchange(text, what=what)
 
+    def agree(self, text: str, *, what: str) -> None:
+        """Go on only where every rank says the same.
+
+        Raises:
+            RankError: A rank says something else than rank 0, or is gone.
+        """
+        told = self.tell(text, what=what)
+        for rank, other in enumerate(told):
+            if other != told[0]:
+                here, first = other or "nothing", told[0] or "nothing"
+                raise errors.RankError(
+                    f"{what} is for {here} on rank {rank} and for {first} on rank 0",
+                    hint="every rank calls it with the same arguments",
+                )
+
     def run(self, work: Callable[[], _T], *, what: str) -> _T:
         """Do this rank's share of something, and wait for the others.
 

@@ -133,10 +133,11 @@ class StateMoves:
             BudgetError: The host budget (of one of the ranks) does not hold the bytes; nothing has
                 moved.
             GradientError: Units were updated during backward, and `step()` was not called yet.
-            RankError: A rank is gone, or has not come to do the same.
+            RankError: A rank is gone, has not come, or asks for other roles (nothing has moved).
         """
         self._barrier.refuse_closed("offload_states()")
         self._together.arrive(what="offload_states()")
+        self._together.agree(", ".join(sorted(r.value for r in roles)), what="offload_states()")
         self._collector.departure.settle(self._collector.program)
         if self._barrier.away:
             self._barrier.drain("offload_states()")
