@@ -80,6 +80,10 @@ class EngineClosedError(ForebayError, RuntimeError):
 class TransferError(ForebayError, OSError):
     """A copy, disk access or worker thread failed during an update."""
 
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.strerror = message  # what an error that wraps it gives as its reason
+
     def __str__(self) -> str:
         return self.message if self.hint is None else f"{self.message}\nhint: {self.hint}"
 
@@ -94,6 +98,10 @@ class StateAwayError(ForebayError, RuntimeError):
 
 class StorageError(ForebayError, OSError):
     """A folder for state on NVMe is missing, cannot be written or has no room."""
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.strerror = message  # what an error that wraps it gives as its reason
 
     def __str__(self) -> str:
         return self.message if self.hint is None else f"{self.message}\nhint: {self.hint}"

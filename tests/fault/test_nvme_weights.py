@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from fault.test_nvme_faults import BLOCK, flip, model, options, step, take_over
-from forebay import EngineClosedError, TransferError
+from forebay import CheckpointError, Checkpoints, EngineClosedError, TransferError
 from forebay.engine.file_space import WeightBuffers
+from forebay.engine.sixteen_bit import save_sixteen_bit
 from forebay.links.fake import FileFaultScript
 from forebay.plan import WeightPlace
 from unit.engine_cases import same, weights
@@ -33,6 +34,27 @@ def in_files(folder, **access):
     assert chosen.nvme is not None
     nvme = replace(chosen.nvme, weights=WeightBuffers(count=2, elements=BLOCK))
     return replace(chosen, weights=WeightPlace.NVME, pool_bytes=1, nvme=nvme)
+
+
+@pytest.mark.parametrize("what", ["checkpoint", "weights"])
+def test_a_save_that_meets_a_flipped_byte_says_what_and_what_to_do(what, folder, tmp_path):
+    """Not "Input/output error", and not with the hint in the middle of the sentence."""
+    trained = model().to(torch.bfloat16)
+    optimizer = take_over(trained, in_files(folder))
+    engine = optimizer.engine
+    unit = next(u for u in engine.units if "2" in u.name)
+    kind = unit.parts[0].files if what == "checkpoint" else unit.parts[0].weight_files
+    assert kind is not None
+    flip(folder, kind.offset(0) + 2 * 777)
+    with pytest.raises(CheckpointError, match=r"of 2\.weight is not what was written") as caught:
+        if what == "checkpoint":
+            Checkpoints(optimizer, tmp_path / "saved").save("first")
+        else:
+            save_sixteen_bit(engine, tmp_path / "model.safetensors", excludes_frozen=False)
+    assert "hint" not in caught.value.message
+    assert "the drive returns wrong data" in str(caught.value.hint)
+    with contextlib.suppress(TransferError):
+        optimizer.close()
 
 
 @pytest.mark.parametrize("reader", ["forward", "evaluation", "state_dict", "close"])

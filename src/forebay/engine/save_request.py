@@ -91,6 +91,7 @@ def as_checkpoint_error(request: SaveRequest) -> Iterator[None]:
         raise CheckpointError(
             f"cannot save checkpoint {request.tag} in {request.folder}: "
             f"{error.strerror or error}; earlier ones are as they were",
+            hint=getattr(error, "hint", None),
         ) from error
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 import torch
@@ -89,7 +88,9 @@ def _write(path: Path, sources: list[Source]) -> None:
         disk.sync_folder(path.parent)
     except OSError as error:
         disk.remove_tree(path.parent / partial)
-        raise CheckpointError(f"cannot save {path}: {error.strerror or os.strerror(5)}") from error
+        raise CheckpointError(
+            f"cannot save {path}: {error.strerror or error}", hint=getattr(error, "hint", None)
+        ) from error
 
 
 def _staging(is_gathered: bool) -> Staging:  # noqa: FBT001
