@@ -56,6 +56,7 @@ def test_a_run_with_all_in_files_is_the_run_without(tmp_path, capsys):
     [
         ("gone", "nvme_path names gone, which does not exist"),
         ("file", "nvme_path names file, which is a file"),
+        ("a\0b", "no path has a zero byte"),
         (["one", "./one/../one"], "nvme_path names one and one/../one, which are one folder"),
         (["gone", "gone"], "nvme_path names gone 2 times: a striped set has each folder once"),
     ],

@@ -13,7 +13,7 @@ from forebay.links.direct_storage import DirectStorage
 from forebay.links.host_nvme import FileAccess
 from forebay.model.layout import ITEM_BYTES
 from forebay.plan.file_places import least_file_bytes
-from forebay.tiers.nvme import prove_folder
+from forebay.tiers.nvme import missing_folder_hint, prove_folder
 
 if TYPE_CHECKING:
     from forebay.config.nvme_spec import WeightFilesSpec
@@ -72,14 +72,16 @@ def refuse_missing_folders(config: ResolvedConfig) -> None:
     paths = () if spec is None else tuple(map(Path, spec.paths))
     refuse_a_folder_twice(paths, key=_KEY)
     for path in paths:
-        what = ""
+        what, hint = "", missing_folder_hint(path)
         with contextlib.suppress(OSError):  # where it cannot be looked at, `prove_folders` says why
             if not path.is_dir():
-                what = "is a file" if path.exists() else "does not exist"
+                what = "does not exist"
+                if path.exists():
+                    what, hint = "is a file", "name a folder on a local drive"
         if what:
             raise ConfigError(
                 f"{_KEY} names {path}, which {what}",
-                hint=f"mkdir -p {path}, on a local drive",
+                hint=hint,
             )
 
 

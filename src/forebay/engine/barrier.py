@@ -8,6 +8,7 @@ which a checkpoint can be loaded.
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import torch
@@ -60,6 +61,8 @@ class Barrier:
         self.nans = nans
         self._forget_visits = forget_visits
         self._closed: str | None = None
+        # A child that is forked has neither threads that would finish work nor the state's memory.
+        self._process = os.getpid()
         # From the first early update of a window to its step: some weights are old, some new.
         self.held = False
         # Roles whose memory has left the device until `reload_states()`.
@@ -73,7 +76,13 @@ class Barrier:
         return self._closed is not None
 
     def refuse_closed(self, reason: str = "this call") -> None:
-        """Raise EngineClosedError when the engine is closed."""
+        """Raise EngineClosedError when the engine is closed, or this is a fork of its process."""
+        if os.getpid() != self._process:
+            raise EngineClosedError(
+                f"{reason} was called in a forked process (id {os.getpid()}): the engine's threads "
+                f"and memory are those of process {self._process}",
+                hint="call it there, or start other processes with spawn instead of fork",
+            )
         if self._closed is not None:
             hint = "make a new engine" if self._closed == _CLOSED else FAILED_HINT
             raise EngineClosedError(f"{reason} needs an open engine, but {self._closed}", hint=hint)

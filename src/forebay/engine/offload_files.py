@@ -52,6 +52,11 @@ def nvme_options(paths: Folders | None, *, aio: Mapping[str, Any] | None) -> Nvm
             f"nvme_path is {paths!r}; it must be a folder, or a list of folders",
             hint='nvme_path="/folder/on/a/local/drive"',
         )
+    if any(not os.fspath(one) for one in given):
+        raise ConfigError(
+            "nvme_path names a folder with an empty name",
+            hint='nvme_path="." is the current folder, nvme_path=None keeps state in memory',
+        )
     found = [Path(one) for one in given]
     refuse_a_folder_twice(found, key="nvme_path")
     if not found:
@@ -63,10 +68,15 @@ def refuse_a_folder_twice(paths: Sequence[Path], *, key: str) -> None:
     """Refuse a striped set whose folders are not different ones, however they are written.
 
     Raises:
-        ConfigError: With both ways to write it.
+        ConfigError: With both ways to write it; also of a path that no file system can have.
     """
     known: dict[object, Path] = {}
     for path in paths:
+        if "\0" in str(path):
+            raise ConfigError(
+                f"{key} names {str(path)!r}: no path has a zero byte",
+                hint="name a folder on a local drive",
+            )
         here: object = path
         with contextlib.suppress(OSError):
             found = path.stat()
@@ -98,6 +108,11 @@ def _access(aio: Mapping[str, Any]) -> FileAccess:
                 if least > 1:
                     text += f", a multiple of {least}"
                 raise ConfigError(f"aio.{name} is {value!r}; it must be {text}")
+            if meaning in chosen:
+                raise ConfigError(
+                    "aio.thread_count and aio.intra_op_parallelism mean the same",
+                    hint="give one of the two",
+                )
             chosen[meaning] = value
         else:
             raise ConfigError(

@@ -28,7 +28,14 @@ if TYPE_CHECKING:
 
     from forebay.tiers.ledger import Ledger, Reservation, Role
 
-__all__ = ["ALIGNMENT_BYTES", "NvmeBytes", "NvmeStore", "aligned", "prove_folder"]
+__all__ = [
+    "ALIGNMENT_BYTES",
+    "NvmeBytes",
+    "NvmeStore",
+    "aligned",
+    "missing_folder_hint",
+    "prove_folder",
+]
 
 # Sector of a 4Kn drive: what O_DIRECT asks of offsets, addresses and lengths at most.
 ALIGNMENT_BYTES = 4096
@@ -40,6 +47,20 @@ _NO_TMPFILE = {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL}
 def aligned(nbytes: int) -> int:
     """Bytes rounded up to whole sectors."""
     return -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
+def missing_folder_hint(path: Path) -> str:
+    """What to do about a folder that does not exist, however its path came to be.
+
+    Example:
+        >>> missing_folder_hint(Path("~/state"))
+        'write the whole path: a shell knows what ~ is, a configuration does not'
+    """
+    if path.parts and path.parts[0].startswith("~"):
+        return "write the whole path: a shell knows what ~ is, a configuration does not"
+    if path.is_symlink():
+        return f"it is a link: mkdir -p {path.parent / path.readlink()}, where it leads"
+    return f"mkdir -p {path}, on a local drive"
 
 
 def prove_folder(path: Path, *, nbytes: int) -> None:
@@ -110,16 +131,13 @@ class NvmeStore:
             )
         self.paths = tuple(paths)
         self.nbytes = aligned(nbytes)
-        share = self.nbytes
-        if len(paths) > 1:
-            rows = -(-self.nbytes // (stripe_bytes * len(paths)))
-            share = rows * stripe_bytes
+        shares = _shares(self.nbytes, stripe_bytes=stripe_bytes, files=len(paths))
         self._taken = 0
         self._closed = False
         descriptors: list[int] = []
         self.is_direct = True
         try:
-            for path in paths:
+            for path, share in zip(paths, shares, strict=True):
                 descriptor, direct = _open(path)
                 descriptors.append(descriptor)
                 self.is_direct = self.is_direct and direct
@@ -179,6 +197,17 @@ class NvmeBytes:
         _release_all(self._held)
 
 
+def _shares(nbytes: int, *, stripe_bytes: int, files: int) -> list[int]:
+    """Bytes of a space in each of its files; stripe i lies in file i % files."""
+    if files == 1:
+        return [nbytes]
+    stripes, rest = divmod(nbytes, stripe_bytes)
+    rows, over = divmod(stripes, files)
+    shares = [(rows + (file < over)) * stripe_bytes for file in range(files)]
+    shares[over] += rest
+    return shares
+
+
 def _release_all(held: list[Reservation]) -> None:
     while held:
         held.pop().release()
@@ -191,7 +220,7 @@ def _open(path: Path) -> tuple[int, bool]:
     except FileNotFoundError as error:
         raise StorageError(
             f"the folder {path} for state on NVMe does not exist",
-            hint=f"mkdir -p {path}, on a local drive",
+            hint=missing_folder_hint(path),
         ) from error
     except OSError as error:
         raise _cannot("make a state file in", path, error) from error
