@@ -7,7 +7,9 @@ import torch
 
 from compat_cases import batches, engine_of, loss_of, small, train
 from forebay import utils
+from forebay.engine import EngineOptions, offload_with
 from forebay.errors import ConfigError, UnsupportedError
+from forebay.plan import SixteenBitMaster
 from forebay.zero import GatheredParameters
 
 PLACES = ["cpu", "none", "weights"]
@@ -121,3 +123,43 @@ def test_refusals():
             utils.safe_set_local_fp32_param(param, torch.ones(2))
     with pytest.raises(UnsupportedError):
         utils.safe_get_full_fp32_param(param)
+
+
+def _half(master: SixteenBitMaster):
+    model = small(torch.bfloat16)
+    options = EngineOptions(device="cpu", bf16_master=master)
+    return offload_with(model, torch.optim.AdamW(model.parameters(), lr=1e-3), options=options)
+
+
+def _step(model, optimizer) -> None:
+    for x in batches(1):
+        loss_of(model, x).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("first", ["weights", "states"])
+@pytest.mark.parametrize("into", SixteenBitMaster)
+@pytest.mark.parametrize("saved", SixteenBitMaster)
+def test_masters_of_state_dicts_are_read_before_the_next_step(saved, into, first):
+    """Whichever was loaded first; reading settles nothing, and what is set then stays."""
+    left, right = (_half(master) for master in (saved, into))
+    for _ in range(3):
+        _step(*left)
+    expected = [utils.safe_get_full_fp32_param(p) for p in left[0].parameters()]
+    loads = [lambda: right[0].load_state_dict(left[0].state_dict())]
+    loads.insert(first == "weights", lambda: right[1].load_state_dict(left[1].state_dict()))
+    params = list(right[0].parameters())
+    for load in loads:
+        load()
+        found = [utils.safe_get_full_fp32_param(p) for p in params]
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert torch.equal(utils.safe_get_local_fp32_param(params[0]), expected[0].reshape(-1))
+    value = expected[0] * 1.001
+    utils.safe_set_full_fp32_param(params[0], value)
+    for group in right[1].param_groups:
+        group["lr"] = 0.0
+    _step(*right)
+    assert torch.equal(utils.safe_get_full_fp32_param(params[0]), value)
+    for _, optimizer in (left, right):
+        optimizer.close()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from forebay.engine.collector import GradientHook, hook_of
-from forebay.engine.masters import refresh_master
+from forebay.engine.masters import master_as_of_now
 from forebay.engine.record import GradientState
 from forebay.engine.restore import write_master
 from forebay.engine.whole_state import bring_whole, whole_gradient, whole_of
@@ -53,9 +53,7 @@ def safe_get_full_fp32_param(param: torch.Tensor) -> torch.Tensor:
     """A copy of the parameter's fp32 master, in its shape, where the master lives."""
     hook = _hook(param)
     hook.engine.quiesce("safe_get_full_fp32_param")
-    if not hook.record.master_is_loaded:
-        refresh_master(hook.record)  # the weight may have been changed since the last step
-    held = hook.record.part.master_copy(hook.record.slot)
+    held = master_as_of_now(hook.record)
     return whole_of(hook.engine, hook.record, held, what="the fp32 value")
 
 
@@ -101,6 +99,7 @@ def safe_set_full_fp32_param(param: torch.Tensor, value: torch.Tensor) -> None:
         part.store(slot, rounded)
     hook.engine.streaming.stored_changed()
     torch.autograd.graph.increment_version(record.param)
+    record.master_is_loaded, record.loaded = False, None  # it would be settled over this one
     record.rebase()
 
 
@@ -126,9 +125,7 @@ def safe_get_local_fp32_param(param: torch.Tensor) -> torch.Tensor:
     """A copy of this rank's slice of the fp32 master, flat; no other rank takes part."""
     hook = _hook(param)
     hook.engine.quiesce("safe_get_local_fp32_param")
-    if not hook.record.master_is_loaded:
-        refresh_master(hook.record)
-    return hook.record.part.master_copy(hook.record.slot).reshape(-1)
+    return master_as_of_now(hook.record).reshape(-1)
 
 
 def safe_get_local_optimizer_state(param: torch.Tensor, optim_state_key: str) -> torch.Tensor:
@@ -167,6 +164,7 @@ def safe_set_local_fp32_param(param: torch.Tensor, value: torch.Tensor) -> None:
     bring_whole(hook.engine, part)
     hook.engine.streaming.stored_changed()
     torch.autograd.graph.increment_version(record.param)
+    record.master_is_loaded, record.loaded = False, None  # it would be settled over this one
     record.rebase()
 
 

@@ -28,6 +28,7 @@ __all__ = [
     "keep_newer",
     "keep_written",
     "load_master",
+    "master_as_of_now",
     "refresh_master",
     "refresh_unseen",
     "settle_stored",
@@ -207,6 +208,28 @@ def load_master(
         target, source = part.view(part.low, slot).reshape(-1), master.reshape(-1)
         for chunk in _chunks(source.numel()):
             target[chunk] = split(source[chunk].float())[1]
+
+
+def master_as_of_now(record: ParamRecord) -> torch.Tensor:
+    """A copy of what is held of the master, in the form of `view`; the weight may wait for a load.
+
+    Where a loaded master waits for its weights it is read as if these had all come: where the two
+    agree it is the master, elsewhere the weight. It goes on waiting.
+    """
+    if not record.master_is_loaded:
+        refresh_master(record)  # the weight may have been changed since the last step
+    part, slot, loaded = record.part, record.slot, record.loaded
+    if not record.master_is_loaded or (record.is_held_back and not is_written(record)):
+        return part.master_copy(slot)
+    weight = part.share(record.param.detach() if part.home is None else part.stored(slot), slot)
+    held = part.state("master", slot) if part.low is None else part.view(part.low, slot)
+    here = weight.to(held.device)
+    if loaded is not None:
+        held = loaded.to(held.device).view(held.shape)
+    if held.dtype is torch.int16:  # a low half, which has no word of its own on the weight
+        return join(here, held)
+    master = held.float()
+    return torch.where(round_to(master, part.dtype) == here, master, here.float())
 
 
 def _settle_loaded(record: ParamRecord, home: torch.Tensor) -> None:
