@@ -155,11 +155,16 @@ def test_masters_of_state_dicts_are_read_before_the_next_step(saved, into, first
         found = [utils.safe_get_full_fp32_param(p) for p in params]
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
     assert torch.equal(utils.safe_get_local_fp32_param(params[0]), expected[0].reshape(-1))
+    third = _half(saved)
+    third[0].load_state_dict(right[0].state_dict())
+    third[1].load_state_dict(right[1].state_dict())
+    found = [utils.safe_get_full_fp32_param(p) for p in third[0].parameters()]
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
     value = expected[0] * 1.001
     utils.safe_set_full_fp32_param(params[0], value)
     for group in right[1].param_groups:
         group["lr"] = 0.0
     _step(*right)
     assert torch.equal(utils.safe_get_full_fp32_param(params[0]), value)
-    for _, optimizer in (left, right):
+    for _, optimizer in (left, right, third):
         optimizer.close()

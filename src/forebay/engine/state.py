@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from forebay.engine.masters import load_master
+from forebay.engine.masters import load_master, master_as_of_now
 from forebay.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -51,6 +51,8 @@ class StateEntry(Mapping[str, torch.Tensor]):
         if name == "master_low":
             assert part.low is not None
             return part.view(part.low, slot)
+        if name == "master" and self._record.master_is_loaded:
+            return master_as_of_now(self._record)
         if name == "master" and part.low is not None:
             return part.master_copy(slot)
         return part.state(name, slot)
