@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import re
@@ -20,6 +21,7 @@ from forebay.engine import EngineOptions, offload_with
 from forebay.engine.file_space import NvmeOptions
 from forebay.links.fake import FileFaultScript
 from forebay.links.host_nvme import FileAccess, FileBackendKind
+from forebay.native import core
 from unit.engine_cases import loss_of, same, weights
 
 pytestmark = pytest.mark.timeout(60)
@@ -255,6 +257,23 @@ def test_a_thread_that_reads_state_while_steps_run_blames_no_drive(folder):
         reader.join()
     assert errors == []
     optimizer.close()
+
+
+@pytest.mark.parametrize("native", ["Pool", "Link", "FileQueue"])
+def test_a_limit_on_threads_is_named(native, folder, monkeypatch):
+    """The system's words alone, "Resource temporarily unavailable", help nobody."""
+
+    def refuse(*_args, **_more):
+        raise RuntimeError(os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(core(), native, refuse)
+    with pytest.raises(TransferError, match="the system starts no more threads") as caught:
+        take_over(model(), options(folder))
+    assert caught.value.errno == errno.EAGAIN
+    assert "ulimit -u" in str(caught.value.hint)
+    del caught
+    gc.collect()
+    assert state_files(folder) == []
 
 
 def test_files_have_no_name_and_mode_0600_and_go_when_closed(folder):

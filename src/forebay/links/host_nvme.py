@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from forebay.errors import ConfigError, UnsupportedError
 from forebay.hardware.rates import DriveUse
 from forebay.links.busy_time import BusyTime
+from forebay.links.thread_limit import starting
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -97,12 +98,14 @@ class FileLink:
 
     Raises:
         UnsupportedError: The backend that was asked for is not there.
+        TransferError: The system starts no more threads.
     """
 
     def __init__(self, core: Any, files: Any, *, access: FileAccess) -> None:
         self._files = files
         self._reading, self._writing = BusyTime(), BusyTime()
-        backend, self.backend = _backend(core, access)
+        with starting("the file queue"):
+            backend, self.backend = _backend(core, access)
         fault = access.fault
         if fault is not None:
             backend = core.ScriptedBackend(
@@ -114,14 +117,15 @@ class FileLink:
                 fault.short_at,
                 fault.short_bytes,
             )
-        self._queue = core.FileQueue(
-            backend,
-            access.depth,
-            access.block_bytes,
-            access.single_submit,
-            access.overlap_events,
-            "nvme",
-        )
+        with starting("the file queue"):
+            self._queue = core.FileQueue(
+                backend,
+                access.depth,
+                access.block_bytes,
+                access.single_submit,
+                access.overlap_events,
+                "nvme",
+            )
 
     @property
     def bytes_read(self) -> int:

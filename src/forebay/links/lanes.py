@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from forebay.errors import TransferError
 from forebay.links.observer import NO_OBSERVER
+from forebay.links.thread_limit import starting
 from forebay.model.layout import ITEM_BYTES
 from forebay.plan.memory import RING_SLOTS
 from forebay.plan.program import Lane, OpKind
@@ -89,7 +90,8 @@ class Lanes:
     ) -> None:
         self.core = core
         self.accelerator = accelerator
-        self.pool = core.Pool(cores.threads, list(cores.cpus))
+        with starting("the update on the host"):
+            self.pool = core.Pool(cores.threads, list(cores.cpus))
         shuffle = -1 if fault is None else fault.seed
         engines = []
         for direction in range(3):
@@ -106,10 +108,11 @@ class Lanes:
         up, load, *down = (accelerator.new_stream() for _ in range(4))
         # A user's read of one number waits neither for what waits for computation nor for a stream
         # that never runs empty: two take turns.
-        self.down = core.Link(engines[0], down, 2, shuffle, "down", awaits_events=True)
-        self.up = core.Link(engines[1], [up], 2, shuffle, "up")
-        # Weights that a pass fetches wait for computation before them; state must not wait behind.
-        self.loading = core.Link(engines[2], [load], 2, shuffle, "load")
+        with starting("the link between device and host"):
+            self.down = core.Link(engines[0], down, 2, shuffle, "down", awaits_events=True)
+            self.up = core.Link(engines[1], [up], 2, shuffle, "up")
+            # Weights that a pass fetches wait for computation before them; state must not wait.
+            self.loading = core.Link(engines[2], [load], 2, shuffle, "load")
         self.traffic = dict.fromkeys(Lane, 0)
         self._held: list[tuple[Any, tuple[object, ...]]] = []
         self._backlog: deque[tuple[Any, int]] = deque()
