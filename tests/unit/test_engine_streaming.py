@@ -12,6 +12,7 @@ from torch import nn
 
 import forebay
 from forebay.engine import offload_with
+from forebay.engine.forward_cost import ForwardCost
 from forebay.errors import (
     BudgetError,
     PendingWeightError,
@@ -344,3 +345,14 @@ def test_forwards_without_gradients_say_what_they_cost(caplog):
             model(inputs(1)[0])
     last = [r.message for r in caplog.records if "without gradients" in r.message][-1]
     assert last.startswith("1 forward without gradients brought ")
+
+
+def test_forwards_whose_weights_had_stayed_say_nothing(caplog):
+    caplog.set_level("INFO", logger="forebay")
+    cost = ForwardCost()
+    cost.begins(100)
+    cost.over(100)
+    assert not caplog.text
+    cost.begins(100)
+    cost.over(300)
+    assert "1 forward without gradients brought 200 B" in caplog.text

@@ -29,14 +29,13 @@ class ForwardCost:
         self._forwards += 1
 
     def over(self, brought_bytes: int) -> None:
-        """There are no more for now."""
-        if not self._forwards:
-            return
+        """There are no more for now. Where all weights had stayed there is nothing to say."""
         moved = brought_bytes - self._before_bytes
-        _log.info(
-            "%s without gradients brought %s of weights to the device, %s each",
-            counted(self._forwards, "forward"),
-            format_bytes(moved),
-            format_bytes(moved // self._forwards),
-        )
+        if self._forwards and moved:
+            _log.info(
+                "%s without gradients brought %s of weights to the device, %s each",
+                counted(self._forwards, "forward"),
+                format_bytes(moved),
+                format_bytes(moved // self._forwards),
+            )
         self._forwards = 0
