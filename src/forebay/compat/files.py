@@ -72,17 +72,16 @@ def refuse_missing_folders(config: ResolvedConfig) -> None:
     paths = () if spec is None else tuple(map(Path, spec.paths))
     refuse_a_folder_twice(paths, key=_KEY)
     for path in paths:
-        what, hint = "", missing_folder_hint(path)
+        what = hint = ""
         with contextlib.suppress(OSError):  # where it cannot be looked at, `prove_folders` says why
-            if not path.is_dir():
-                what = "does not exist"
-                if path.exists():
-                    what, hint = "is a file", "name a folder on a local drive"
+            if path.is_dir():
+                continue
+            if path.exists():
+                what, hint = "is a file", "name a folder on a local drive"
+            else:
+                what, hint = "does not exist", missing_folder_hint(path)
         if what:
-            raise ConfigError(
-                f"{_KEY} names {path}, which {what}",
-                hint=hint,
-            )
+            raise ConfigError(f"{_KEY} names {path}, which {what}", hint=hint)
 
 
 def prove_folders(config: ResolvedConfig, *, elements: int, ranks_here: int) -> None:
