@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import statistics
 import sys
 import time
@@ -29,6 +28,7 @@ import torch
 from predicted_cases import CASES, Trainer, predicted
 
 from forebay.accelerators.select import default_device, device_name
+from forebay.bench.tables import file_stem
 from forebay.errors import ForebayError
 from forebay.hardware.profile import Machine, Profile, read_profile
 from forebay.plan.placement import UpdatePlace
@@ -169,7 +169,7 @@ def sweep(counts: list[int] | None, *, trainer: Trainer, name: str) -> tuple[dic
 def write(folder: Path, kind: str, found: dict[str, Any], text: str, *, device: Any) -> None:
     machine = Machine.read(device_name(device))
     words = f"{kind} {machine.cpu} {machine.cpus} cpus {machine.device} torch {torch.__version__}"
-    stem = re.sub(r"[^a-z0-9.]+", "-", words.partition("+")[0].lower())
+    stem = file_stem(words.partition("+")[0])
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{stem}.json").write_text(json.dumps(found, indent=1) + "\n")
     (folder / f"{stem}.md").write_text(text)

@@ -31,6 +31,8 @@ import torch
 import torchrun
 from scaling_worker import parse
 
+from forebay.bench.tables import file_stem
+
 BATCHES = {"nano": (2, 32), "1b": (8, 2048), "3b": (8, 2048)}
 VARIANTS = (
     "floor,zero1+none,zero2+none,zero3+none,zero1+cpu,zero2+cpu,zero3+cpu,zero3+params,"
@@ -124,9 +126,9 @@ class Driver:
 
 
 def _timeline(options: argparse.Namespace, count: int) -> Path:
-    """Without an ending, in letters that any file system and link takes."""
-    name = f"timeline-{options.timeline}-{count}-ranks".replace("+", "-")
-    return (options.output or Path()) / name
+    """Without an ending."""
+    name = f"timeline-{options.timeline}-{count}-ranks"
+    return (options.output or Path()) / file_stem(name)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -77,8 +77,8 @@ class EngineClosedError(ForebayError, RuntimeError):
     """The engine is closed, by the user or by a failure during an update."""
 
 
-class TransferError(ForebayError, OSError):
-    """A copy, disk access or worker thread failed during an update."""
+class _FailedSystemError(ForebayError, OSError):
+    """What the system refused or failed to do."""
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
@@ -86,6 +86,10 @@ class TransferError(ForebayError, OSError):
 
     def __str__(self) -> str:
         return self.message if self.hint is None else f"{self.message}\nhint: {self.hint}"
+
+
+class TransferError(_FailedSystemError):
+    """A copy, disk access or worker thread failed during an update."""
 
 
 class RankError(ForebayError, RuntimeError):
@@ -96,15 +100,8 @@ class StateAwayError(ForebayError, RuntimeError):
     """State that is needed has left the device by `offload_states()`."""
 
 
-class StorageError(ForebayError, OSError):
+class StorageError(_FailedSystemError):
     """A folder for state on NVMe is missing, cannot be written or has no room."""
-
-    def __init__(self, message: str, *, hint: str | None = None) -> None:
-        super().__init__(message, hint=hint)
-        self.strerror = message  # what an error that wraps it gives as its reason
-
-    def __str__(self) -> str:
-        return self.message if self.hint is None else f"{self.message}\nhint: {self.hint}"
 
 
 class CheckpointError(ForebayError, ValueError):

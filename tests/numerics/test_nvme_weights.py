@@ -157,28 +157,26 @@ def test_as_many_as_asked_stay_in_memory(tmp_path):
     optimizer.close()
 
 
-def test_a_layer_without_a_gradient_keeps_its_weights(tmp_path):
-    """Its part of a piece is not new, and what lies beside it is."""
+def _assert_same_in_files(build, in_files, inputs):
+    """Training gives the bits of state in memory; one unit and one piece hold all layers."""
     found = []
-    for options in (EngineOptions(), _in_files(tmp_path)):
-        # one unit and one piece for all layers
-        model = Skipping()
+    for options in (EngineOptions(), in_files):
+        model = build().to(inputs[0].dtype)
         optimizer = _taken(model, replace(options, unit_elements=1 << 20))
-        _steps(model, optimizer, batches(9, features=16))
+        _steps(model, optimizer, inputs)
         found.append({name: value.clone() for name, value in model.state_dict().items()})
         optimizer.close()
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
+def test_a_layer_without_a_gradient_keeps_its_weights(tmp_path):
+    """Its part of a piece is not new, and what lies beside it is."""
+    _assert_same_in_files(Skipping, _in_files(tmp_path), batches(9, features=16))
 
 
 def test_layers_without_a_gradient_in_16_bits(tmp_path):
-    found = []
-    for options in (EngineOptions(), _in_files(tmp_path)):
-        model = Skipping().to(torch.bfloat16)
-        optimizer = _taken(model, replace(options, unit_elements=1 << 20))
-        _steps(model, optimizer, [x.to(torch.bfloat16) for x in batches(9, features=16)])
-        found.append({name: value.clone() for name, value in model.state_dict().items()})
-        optimizer.close()
-    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+    inputs = [x.to(torch.bfloat16) for x in batches(9, features=16)]
+    _assert_same_in_files(Skipping, _in_files(tmp_path), inputs)
 
 
 class _ShortLast(nn.Module):
@@ -199,14 +197,8 @@ def test_old_weights_come_into_a_buffer_once_the_piece_before_has_left_it(count,
     """They come behind a shorter record, where the one before still has its state."""
     options = _in_files(tmp_path, access="late_threads")
     nvme = replace(options.nvme, buffer_count=count, buffer_elements=BLOCK)
-    found = []
-    for chosen in (EngineOptions(), replace(options, nvme=nvme)):
-        model = _ShortLast().to(torch.bfloat16)
-        optimizer = _taken(model, replace(chosen, unit_elements=1 << 20))
-        _steps(model, optimizer, [x.to(torch.bfloat16) for x in batches(4, features=16)])
-        found.append({name: value.clone() for name, value in model.state_dict().items()})
-        optimizer.close()
-    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+    inputs = [x.to(torch.bfloat16) for x in batches(4, features=16)]
+    _assert_same_in_files(_ShortLast, replace(options, nvme=nvme), inputs)
 
 
 def _pair(tmp_path, engine="blocks"):

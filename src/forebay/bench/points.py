@@ -50,9 +50,8 @@ def _point(training: Training, micro_batch: int) -> dict[str, Any]:
     counters: Counters | None = None
     seconds, losses = [], []
     for number in range(spec.steps):
-        if number == WARM_UP:
-            training.await_page_locks()
         if number == WARM_UP and engine is not None:
+            training.await_page_locks()
             counters = Counters(engine)
         took, loss = training.step(batches, number)
         seconds.append(took)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from forebay.hardware.profile import Machine
 
-__all__ = ["Table", "gigabytes", "write_result"]
+__all__ = ["Table", "file_stem", "gigabytes", "write_result"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +52,11 @@ def gigabytes(nbytes: int | None) -> str:
     return "" if nbytes is None else f"{nbytes / 1e9:.1f}"
 
 
+def file_stem(words: str) -> str:
+    """A file's name without its ending, in letters that any file system and link takes."""
+    return re.sub(r"[^a-z0-9.]+", "-", words.lower()).strip("-")
+
+
 def _line(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cells) + " |"
 
@@ -81,8 +86,7 @@ def write_result(
     folder.mkdir(parents=True, exist_ok=True)
     device = "" if machine.device == "cpu" else f"{machine.device}-"
     words = f"{name}-{device}{machine.cpu}-{machine.cpus}-cpus-torch-{torch.__version__}"
-    stem = re.sub(r"[^a-z0-9.]+", "-", words.lower()).strip("-")
-    path = folder / f"{stem}.md"
+    path = folder / f"{file_stem(words)}.md"
     versions = f"forebay {forebay.__version__}, torch {torch.__version__}"
     notes = f"* Machine: {machine.cpu}, {machine.cpus} processors, accelerator {machine.device}; "
     notes += f"{versions}, Python {platform.python_version()}. Load average of the last minute, "

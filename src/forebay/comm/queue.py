@@ -173,6 +173,14 @@ class Queue:
             self._changed.notify_all()
         return job
 
+    def tell(self, values: torch.Tensor, *, what: str) -> torch.Tensor:
+        """Every rank's numbers, [ranks, n]; every rank calls it with as many. See `Group.tell`."""
+        group = self.collectives.group
+        job = self.submit(lambda: group.tell(values, what=what), what=what)
+        job.wait()
+        rows: torch.Tensor = job.result
+        return rows
+
     def _work(self) -> None:
         while True:
             with self._changed:

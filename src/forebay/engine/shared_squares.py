@@ -59,7 +59,6 @@ class SharedSquares:
     """
 
     def __init__(self, parts: Sequence[PartBlocks], *, sharers: int, shard: int) -> None:
-        self._each = {part.key: part.each for part in parts}
         self._params: list[int] = []
         sizes: list[int] = []  # blocks of each group
         columns: list[tuple[int, int]] = []  # parameter and place of each group

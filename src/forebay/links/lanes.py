@@ -161,9 +161,7 @@ class Lanes:
             if not oldest.done:
                 if sum(nbytes for _, nbytes in self._backlog) <= self._backlog_bytes:
                     break
-                # a failure surfaces in step()
-                with contextlib.suppress(RuntimeError), self.waiting("gradients to leave"):
-                    oldest.wait()
+                self._await_gradient(oldest)
             self._backlog.popleft()
         self.reap()
         return ticket
@@ -172,10 +170,13 @@ class Lanes:
         """Wait until no gradient is on the device for the link alone."""
         for ticket, _ in self._backlog:
             if not ticket.done:
-                # a failure surfaces in step()
-                with contextlib.suppress(RuntimeError), self.waiting("gradients to leave"):
-                    ticket.wait()
+                self._await_gradient(ticket)
         self._backlog.clear()
+
+    def _await_gradient(self, ticket: Any) -> None:
+        # a failure surfaces in step()
+        with contextlib.suppress(RuntimeError), self.waiting("gradients to leave"):
+            ticket.wait()
 
     def reap(self) -> None:
         """Let go of what finished transfers held, so that its memory is free again."""
