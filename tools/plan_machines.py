@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forebay.hardware.catalog import FACTOR_SOURCES, LINK_SOURCES, LINKS, Factors
+from forebay.hardware.rates import LayerRates
 from forebay.hardware.sheets import SHEETS
 from forebay.units_of_measure import format_bytes
 
@@ -64,10 +65,18 @@ def _machine(name: str, sheet: Sheet) -> Iterator[str]:
         yield _row(", ".join(f"`{one}`" for one in each), values, source)
 
 
+def _factor(value: float | LayerRates) -> str:
+    if isinstance(value, LayerRates):
+        kinds = [field.name for field in fields(value) if field.name != "dtype"]
+        rates = ((kind, getattr(value, kind)) for kind in kinds)
+        return ", ".join(f"{kind} {one.forward:g} and {one.backward:g}" for kind, one in rates)
+    return f"{value:g}"
+
+
 def page() -> str:
     """The page's text."""
     lines = [_HEAD, "## What is reached of these figures\n", _TABLE]
-    given = {field.name: f"{field.default:g}" for field in fields(Factors)}
+    given = {field.name: _factor(field.default) for field in fields(Factors)}
     lines += [
         _row(f"`{name}`", given.get(name, "see `forebay.hardware.catalog`"), source)
         for name, source in FACTOR_SOURCES.items()

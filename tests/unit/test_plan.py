@@ -203,7 +203,7 @@ def test_one_process_takes_what_the_engine_reserves():
 
 
 def test_measured_seconds_of_an_h200_are_forecast():
-    """`benchmarks/results/one_step-h200-torch2.11.md`: one pass, and four without offload."""
+    """`benchmarks/results/one_step-h200-torch2.11.md`: four micro-batches without offload."""
     setup = Setup(
         stage=0,
         optimizer=Home.DEVICE,
@@ -212,8 +212,7 @@ def test_measured_seconds_of_an_h200_are_forecast():
     )
     shape = question(LLAMA_3B, "h200").shape
     found = step_forecast(shape, setup, profile=CATALOG["h200"])
-    assert found.compute_seconds / 4 == pytest.approx(0.783, rel=0.10)
-    assert found.seconds == pytest.approx(3.761, rel=0.20)
+    assert found.seconds == pytest.approx(3.761, rel=0.10)
     assert found.bound == "computation"
 
 

@@ -29,7 +29,7 @@ def test_what_is_measured_loads_again(tmp_path, native):
     profile = measure("cpu", effort=_SMALL, progress=said.append)
     (tmp_path / "p.json").write_text(profile.as_json())
     assert load_profile(tmp_path / "p.json", device="cpu") == profile
-    assert len(said) == len(profile.threads) + 2
+    assert len(said) == len(profile.threads) + 3
     assert profile.rates().host_memory > 1e6
     assert {rate.dtype for rate in profile.matrix} == {"float32", "bfloat16"}
     assert profile.node.cores >= 1

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,10 @@ from forebay.accelerators.select import accelerator_for
 from forebay.cli.main import main
 from forebay.errors import ConfigError, StorageError
 from forebay.hardware.profile import read_profile
-from forebay.probe.device import device_copy, launch_seconds, matrix_rates
+from forebay.probe.device import device_copy, matrix_rates
 from forebay.probe.environment import State, report
 from forebay.probe.folder import measure_drive
+from forebay.probe.layer import layer_rates
 from forebay.probe.system import HUGE_PAGES, read_system
 
 
@@ -85,7 +87,18 @@ def test_the_device_is_measured():
     assert {rate.dtype for rate in rates} == {"float32", "bfloat16"}
     assert all(rate.flops > 1e6 for rate in rates)
     assert device_copy(accelerator) > 1e7
-    assert 1e-8 < launch_seconds(accelerator) < 1
+
+
+def test_a_layers_operations_are_measured():
+    found = layer_rates(accelerator_for(torch.device("cpu")))
+    assert found.dtype == "float32"
+    kinds = [field.name for field in fields(found) if field.name not in {"dtype", "issue"}]
+    for kind in kinds:
+        rate = getattr(found, kind)
+        assert 1e6 < rate.forward < 1e14, kind
+        assert 1e6 < rate.backward < 1e14, kind
+    assert 1e-6 < found.issue.forward < 1
+    assert 1e-6 < found.issue.backward < 1
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import forebay
 from forebay.errors import ConfigError
 from forebay.hardware.profile import (
     Drives,
+    LayerRates,
     LinkRates,
     Machine,
     MatrixRate,
@@ -21,6 +22,9 @@ from forebay.hardware.profile import (
     load_profile,
     read_profile,
 )
+from forebay.hardware.rates import PassRate
+
+_KINDS = ("norm", "fused_norm", "rotation", "activation", "attention", "loss", "issue")
 
 
 def _profile(**changes) -> Profile:
@@ -55,7 +59,10 @@ def test_a_profile_comes_back_equal(tmp_path):
     full = _profile(
         matrix=(MatrixRate(dtype="bfloat16", size=4096, flops=8e14),),
         device_memory=4e12,
-        launch_seconds=4e-6,
+        layer=LayerRates(
+            dtype="bfloat16",
+            **dict.fromkeys(_KINDS, PassRate(forward=3e12, backward=2e12)),
+        ),
         node=Node(devices=2, cores=4, device_bytes=1 << 34, host_bytes=1 << 36, uplinks=1),
         drives=Drives(count=2, capacity_bytes=10**12, read=5e9, write=3e9),
         network=Network(inside=2e11, across=None),
@@ -75,13 +82,13 @@ def test_rates_are_the_best_that_was_seen():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"version": 99}, "version 99, and this forebay reads version 2"),
+        ({"version": 99}, "version 99, and this forebay reads version 3"),
         ({"surprise": 1}, "surprise is not known"),
         ({"threads": []}, "at least one entry"),
         ({"threads": [{"threads": 1, "update": -1.0, "copy": 1.0}]}, "update is -1.0"),
         ({"link": {"up": 1.0}}, "is missing"),
         ({"link": 3}, "must be an object"),
-        ({"launch_seconds": float("inf")}, "launch_seconds is inf; .* between 0 and 1e18"),
+        ({"device_memory": float("inf")}, "device_memory is inf; .* between 0 and 1e18"),
         ({"node": {"devices": 1.5}}, "node: cores is missing"),
         ({"drives": {"count": 0.5, "capacity_bytes": 1, "read": 1, "write": 1}}, "count is 0.5"),
         ({"matrix": [{"dtype": 3, "size": 1, "flops": 1}]}, r"matrix\[0\]: dtype is 3; .* text"),
@@ -95,7 +102,7 @@ def test_wrong_files_are_refused(tmp_path, change, words):
         load_profile(_written(tmp_path, data), device="cpu")
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"version": 2}'])
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"version": 3}'])
 def test_what_is_no_profile_is_refused(tmp_path, text):
     with pytest.raises(ConfigError, match=r"profile .*(not JSON|no version|is missing)"):
         load_profile(_written(tmp_path, text), device="cpu")

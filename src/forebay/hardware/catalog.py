@@ -7,13 +7,14 @@ measured, it was on one H200 with 16 cores (`docs/plan.md`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from forebay.errors import ConfigError
 from forebay.hardware.profile import (
     Drives,
+    LayerRates,
     LinkRates,
     Machine,
     MatrixRate,
@@ -22,6 +23,7 @@ from forebay.hardware.profile import (
     Profile,
     ThreadRate,
 )
+from forebay.hardware.rates import PassRate
 from forebay.hardware.sheets import SHEETS
 from forebay.hardware.sources import GRACE, HERE, INFINITY, OURS, Source
 
@@ -41,6 +43,18 @@ __all__ = [
 ]
 
 
+_LAYER: Final = LayerRates(
+    dtype="bfloat16",
+    norm=PassRate(forward=0.67, backward=0.61),
+    fused_norm=PassRate(forward=0.64, backward=0.55),
+    rotation=PassRate(forward=0.27, backward=0.41),
+    activation=PassRate(forward=0.97, backward=1.11),
+    attention=PassRate(forward=0.63, backward=0.56),
+    loss=PassRate(forward=0.55, backward=1.03),
+    issue=PassRate(forward=1.3e-3, backward=1.7e-3),
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Factors:
     """What is reached of published peaks, on every machine alike; `FACTOR_SOURCES` says whence.
@@ -53,7 +67,8 @@ class Factors:
         both: Both directions of a link together, against one alone.
         inside: Of the devices' own links, by an all-reduce.
         across: Of the network's, what protocol and framing leave.
-        launch_seconds: Of one kernel from PyTorch; the processor launches ahead of the device.
+        layer: Of a copy in device memory, by a layer's operations; attention's of what matrix
+            products reach; `issue` in seconds, by a processor of a server.
     """
 
     matrix: float = 0.81
@@ -63,7 +78,7 @@ class Factors:
     both: float = 1.84
     inside: float = 0.8
     across: float = 0.9
-    launch_seconds: float = 5e-6
+    layer: LayerRates = _LAYER
 
 
 _FACTORS: Final = Factors()
@@ -86,7 +101,7 @@ FACTOR_SOURCES: Final[Mapping[str, Source]] = MappingProxyType(
             document="nccl-tests on 4 x 200 Gb/s: 85 to 96 of 100 GB/s",
             seen="https://github.com/NVIDIA/nccl-tests/issues/119",
         ),
-        "launch_seconds": replace(OURS, note="a round figure of what PyTorch needs"),
+        "layer": replace(HERE, note="by `forebay probe`, forward and backward"),
         "widths": replace(
             OURS, note="narrow products: waves of 128 x 128 tiles on a hundred multiprocessors"
         ),
@@ -160,7 +175,7 @@ def profile_of(sheet: Sheet, *, factors: Factors = _FACTORS) -> Profile:
         ),
         matrix=matrix,
         device_memory=factors.device_memory * sheet.device_memory,
-        launch_seconds=factors.launch_seconds,
+        layer=_layer(factors, sheet=sheet),
         node=Node(
             devices=sheet.devices,
             cores=sheet.cores,
@@ -171,6 +186,25 @@ def profile_of(sheet: Sheet, *, factors: Factors = _FACTORS) -> Profile:
         ),
         drives=drives,
         network=network,
+    )
+
+
+def _layer(factors: Factors, *, sheet: Sheet) -> LayerRates:
+    """What a layer's other operations reach there."""
+
+    def of(share: PassRate, whole: float) -> PassRate:
+        return PassRate(forward=share.forward * whole, backward=share.backward * whole)
+
+    shares, memory = factors.layer, factors.device_memory * sheet.device_memory
+    dtype, peak = next(iter(sheet.matrix.items()))
+    kinds = {
+        field.name: of(getattr(shares, field.name), memory)
+        for field in fields(LayerRates)
+        if field.name not in {"dtype", "attention", "issue"}
+    }
+    matrix = sheet.matrix_reached.get(dtype, factors.matrix * peak)
+    return LayerRates(
+        dtype=dtype, attention=of(shares.attention, matrix), issue=shares.issue, **kinds
     )
 
 

@@ -19,6 +19,7 @@ from forebay.hardware.rates import (
     UNCORRECTED,
     Corrections,
     Drives,
+    LayerRates,
     LinkRates,
     MatrixRate,
     Network,
@@ -32,6 +33,7 @@ __all__ = [
     "PROFILE_VERSION",
     "Corrections",
     "Drives",
+    "LayerRates",
     "LinkRates",
     "Machine",
     "MatrixRate",
@@ -44,7 +46,7 @@ __all__ = [
     "read_profile",
 ]
 
-PROFILE_VERSION = 2
+PROFILE_VERSION = 3
 
 # What any data-centre device of the last years reaches.
 _DEVICE_MEMORY = 2e12
@@ -89,7 +91,7 @@ class Profile:
         link: The device-host link.
         matrix: Rates of matrix products on the device, by dtype and ascending size.
         device_memory: Bandwidth of a copy on the device, read plus written.
-        launch_seconds: What one operation on the device costs beside its work.
+        layer: What a layer's other operations reach there; None where it was not measured.
         node: Capacities; None where nobody asked for them.
         drives: Drives for state; None without.
         network: Between ranks; None where it was not measured.
@@ -105,7 +107,7 @@ class Profile:
     link: LinkRates
     matrix: tuple[MatrixRate, ...] = ()
     device_memory: float | None = None
-    launch_seconds: float | None = None
+    layer: LayerRates | None = None
     node: Node | None = None
     drives: Drives | None = None
     network: Network | None = None

@@ -9,10 +9,12 @@ __all__ = [
     "Corrections",
     "DriveUse",
     "Drives",
+    "LayerRates",
     "LinkRates",
     "MatrixRate",
     "Network",
     "Node",
+    "PassRate",
     "System",
     "ThreadRate",
 ]
@@ -70,6 +72,47 @@ class MatrixRate:
     dtype: str
     size: int
     flops: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassRate:
+    """One kind of operation in both passes.
+
+    Attributes:
+        forward: In forward.
+        backward: In backward.
+    """
+
+    forward: float
+    backward: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerRates:
+    """What a transformer layer reaches on the device beside its matrix products.
+
+    Rates are of what `layer_work` counts: bytes per second, of attention operations per second.
+
+    Attributes:
+        dtype: Of what was measured.
+        norm: An RMS norm of single operations, as transformers writes it.
+        fused_norm: A layer norm in one operation.
+        rotation: Rotary positions.
+        activation: An activation and the product with the other half.
+        attention: Causal attention in one operation.
+        loss: Cross entropy of logits that become fp32.
+        issue: Seconds, not a rate: what the processor needs to issue one layer to the device; on
+            `cpu`, what a layer costs beside its work.
+    """
+
+    dtype: str
+    norm: PassRate
+    fused_norm: PassRate
+    rotation: PassRate
+    activation: PassRate
+    attention: PassRate
+    loss: PassRate
+    issue: PassRate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

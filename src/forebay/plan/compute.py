@@ -1,46 +1,40 @@
 """Seconds of forward and backward by unit: a roofline over a device's measured rates.
 
 [Note: roofline] Matrix products run at the rate that their size reaches (the geometric mean of
-their three widths against the profile's table); everything else moves bytes at the bandwidth of
-device memory: counted operation by operation as transformers writes the layers (bytes read and
-written per token, b bytes an item; twice that in backward). Kernels are launched ahead of a device
-of its own, so the longer of work and launches counts; on `cpu` both add up.
-    RMS norm    to fp32, square, mean, scale, back, weight: 36 h; a fused layer norm 2b h
-    rotation    two products, a half turned around, a sum: 8b for each query and key
-    residuals   3b h each; copies around attention 2b h
-    mlp         gated: activation and product 5b f; plain 2b f
-    eager attention: scores written, masked, softmax, dropout, read: 15 bytes a score
-    loss        logits to fp32, log-softmax and both backwards: 40 bytes a logit
-A product costs backward two, for its input's gradient and its weight's; behind a frozen weight one.
+their three widths against the profile's table), every other operation at the rate of its kind. A
+product costs backward two, for its input's gradient and its weight's; behind a frozen weight one.
+The processor issues operations ahead of a device of its own: a unit has ended when its work is
+done, and not before it is issued. On `cpu` both add up.
 """
 
 from __future__ import annotations
 
 import bisect
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
 from forebay.errors import ConfigError
-from forebay.model.shape import Mlp, Norm
+from forebay.hardware.rates import PassRate
 from forebay.plan.simulate import ComputeSeconds
-from forebay.plan.workload import Attention, Recompute
+from forebay.plan.unit_work import Kind, block_work, embedding_work, head_work
+from forebay.plan.workload import Recompute
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from forebay.hardware.profile import Profile
     from forebay.model.shape import ModelShape
+    from forebay.plan.unit_work import UnitWork
     from forebay.plan.workload import Workload
 
-__all__ = ["BlockMatrices", "BlockWork", "compute_seconds", "matrix_rate", "model_flops"]
+__all__ = ["BlockMatrices", "compute_seconds", "matrix_rate", "model_flops"]
 
-_LOSS_BYTES_PER_LOGIT = 40
 # Wider than any row of a profile.
 _WIDE = 1e9
-# Kernels of a block's forward as transformers writes it.
-_LAUNCHES = {Norm.RMS: 60, Norm.LAYER: 30, Norm.BARE: 30}
+# What torch's checkpointing adds to issuing a layer's forward: states of random numbers, hooks.
+_CHECKPOINTED = 1.5
 
 
 class BlockMatrices(Enum):
@@ -57,20 +51,31 @@ class BlockMatrices(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BlockWork:
-    """What one forward of one unit does.
+class _Passes:
+    """Seconds of a unit's passes: the device's, and what issuing them takes the processor."""
 
-    Attributes:
-        products: (operations, geometric mean of widths) of its matrix products.
-        scores: Operations of attention.
-        nbytes: Bytes that everything else reads and writes.
-        launches: Kernels.
-    """
+    forward: float
+    backward: float
+    issue_forward: float
+    issue_backward: float
 
-    products: tuple[tuple[float, float], ...]
-    scores: float
-    nbytes: float
-    launches: int
+    def recomputed(self) -> _Passes:
+        """With another forward before backward."""
+        return replace(
+            self,
+            backward=self.forward + self.backward,
+            issue_forward=_CHECKPOINTED * self.issue_forward,
+            issue_backward=self.issue_forward + self.issue_backward,
+        )
+
+    def joined(self, other: _Passes) -> _Passes:
+        """Both, as one unit."""
+        return _Passes(
+            forward=self.forward + other.forward,
+            backward=self.backward + other.backward,
+            issue_forward=self.issue_forward + other.issue_forward,
+            issue_backward=self.issue_backward + other.issue_backward,
+        )
 
 
 def matrix_rate(profile: Profile, *, dtype: str, size: float) -> float:
@@ -96,97 +101,64 @@ def matrix_rate(profile: Profile, *, dtype: str, size: float) -> float:
     return low.flops * math.exp(share * math.log(high.flops / low.flops))
 
 
-def _product(m: float, k: float, n: float) -> tuple[float, float]:
-    return 2.0 * m * k * n, (m * k * n) ** (1 / 3)
-
-
-def _feed_forward(
-    shape: ModelShape, tokens: float, *, tensor_parallel: int
-) -> tuple[list[tuple[float, float]], float]:
-    """Products of a feed-forward layer, and the width of what lies between them for a token."""
-    h, ups = shape.hidden, 2 if shape.mlp is Mlp.GATED else 1
-
-    def layer(through: float, ffn: float) -> list[tuple[float, float]]:
-        return [_product(through, h, ffn)] * ups + [_product(through, ffn, h)]
-
-    if shape.experts is None:
-        ffn = shape.ffn / tensor_parallel
-        return layer(tokens, ffn), ffn
-    experts = shape.experts
-    each, shared = experts.ffn / tensor_parallel, experts.shared_ffn / tensor_parallel
-    products = layer(tokens * experts.active / experts.count, each) * experts.count
-    if shared:
-        products += layer(tokens, shared)
-    return products, experts.active * each + shared
-
-
-def _block(shape: ModelShape, workload: Workload) -> BlockWork:
-    t, h, b = float(workload.tokens), shape.hidden, workload.precision.item_bytes
-    tp = workload.tensor_parallel
-    q, kv = shape.q_width / tp, shape.kv_width / tp
-    products = [_product(t, h, q), _product(t, h, kv), _product(t, h, kv), _product(t, q, h)]
-    feed, widths = _feed_forward(shape, t, tensor_parallel=tp)
-    products += feed
-    fused = workload.attention is Attention.FUSED
-    # A causal kernel skips the half of the scores that is masked.
-    scores = (2.0 if fused else 4.0) * t * workload.sequence * q
-    norm = 36 * h if shape.norm is Norm.RMS else 2 * b * h
-    per_token: float = shape.norms * norm + 2 * 3 * b * h + 2 * b * h
-    if not shape.positions:
-        per_token += 8 * b * (q + kv)
-    per_token += (5 * b if shape.mlp is Mlp.GATED else 2 * b) * widths
-    if not fused:
-        per_token += 15 * shape.heads / tp * workload.sequence
-    return BlockWork(
-        products=tuple(products),
-        scores=scores,
-        nbytes=t * per_token,
-        launches=_LAUNCHES[shape.norm],
-    )
-
-
-def _head(shape: ModelShape, workload: Workload) -> BlockWork:
-    t, words = float(workload.tokens), shape.vocab / workload.tensor_parallel
-    return BlockWork(
-        products=(_product(t, shape.hidden, words),),
-        scores=0.0,
-        # A third of the loss's bytes in forward, as backward counts twice.
-        nbytes=t * words * _LOSS_BYTES_PER_LOGIT / 3,
-        launches=20,
-    )
-
-
-def _embedding(shape: ModelShape, workload: Workload) -> BlockWork:
-    b = workload.precision.item_bytes
-    table = float(shape.vocab * shape.hidden)
-    # Backward clears the table's gradient and adds to it.
-    lookup = workload.tokens * shape.hidden * 2 * b
-    return BlockWork(products=(), scores=0.0, nbytes=lookup + table * b / 2, launches=5)
+def _rate(kind: Kind, *, profile: Profile, dtype: str) -> PassRate:
+    """What operations of a kind reach; without a measurement, what the roofline says."""
+    memory = profile.device_memory or max(rate.copy for rate in profile.threads)
+    half = matrix_rate(profile, dtype=dtype, size=_WIDE) / 2
+    layer = profile.layer
+    if kind is Kind.SCORES or (kind is Kind.ATTENTION and layer is None):
+        return PassRate(forward=half, backward=half)
+    if kind is Kind.COPY or layer is None:
+        return PassRate(forward=memory, backward=memory)
+    rate: PassRate = getattr(layer, kind.value)
+    if kind is not Kind.ATTENTION or layer.dtype == dtype:
+        return rate
+    scale = 2 * half / matrix_rate(profile, dtype=layer.dtype, size=_WIDE)
+    return PassRate(forward=scale * rate.forward, backward=scale * rate.backward)
 
 
 def _seconds(
-    work: BlockWork,
+    work: UnitWork,
     *,
     profile: Profile,
     dtype: str,
     matrices: BlockMatrices = BlockMatrices.TRAINED,
-) -> tuple[float, float]:
-    """(forward, backward) without recomputation."""
-    memory = profile.device_memory or max(rate.copy for rate in profile.threads)
-    launch = (profile.launch_seconds or 0.0) * work.launches
+) -> _Passes:
+    """Of a unit without recomputation."""
     flops = sum(f / matrix_rate(profile, dtype=dtype, size=size) for f, size in work.products)
-    peak = matrix_rate(profile, dtype=dtype, size=_WIDE)
-    # Softmax between its two products keeps attention at about half of their rate (Dao 2023).
-    scores = work.scores / (peak / 2)
-    moved = work.nbytes / memory
-    forward = flops + scores + moved
-    backward = matrices.backward_products * flops + 2.5 * scores + 2 * moved
-    if profile.machine.device == "cpu":
-        forward, backward = forward + launch, backward + 2 * launch
-    else:
-        forward, backward = max(forward, launch), max(backward, 2 * launch)
-    factor = profile.corrections.compute
-    return factor * forward, factor * backward
+    forward, backward = flops, matrices.backward_products * flops
+    for one in work.operations:
+        rate = _rate(one.kind, profile=profile, dtype=dtype)
+        forward += one.forward / rate.forward
+        backward += one.backward / rate.backward
+    issue = PassRate(forward=0.0, backward=0.0) if profile.layer is None else profile.layer.issue
+    return _Passes(
+        forward=forward,
+        backward=backward,
+        issue_forward=work.issued * issue.forward,
+        issue_backward=work.issued * issue.backward,
+    )
+
+
+def _issued(units: Sequence[_Passes], *, ahead: bool) -> ComputeSeconds:
+    """What each unit takes in both passes, issued one after the other; see [Note: roofline]."""
+    if not ahead:
+        return ComputeSeconds(
+            forward=tuple(one.forward + one.issue_forward for one in units),
+            backward=tuple(one.backward + one.issue_backward for one in units),
+        )
+    issued = ended = 0.0
+    taken: list[float] = []
+    passes = [(one.forward, one.issue_forward) for one in units]
+    passes += [(one.backward, one.issue_backward) for one in reversed(units)]
+    for work, issue in passes:
+        issued += issue
+        end = max(ended + work, issued)
+        taken.append(end - ended)
+        ended = end
+    return ComputeSeconds(
+        forward=tuple(taken[: len(units)]), backward=tuple(reversed(taken[len(units) :]))
+    )
 
 
 def compute_seconds(
@@ -210,18 +182,19 @@ def compute_seconds(
         ConfigError: The device has no rate for the precision.
     """
     dtype = workload.precision.dtype
-    embedding = _seconds(_embedding(shape, workload), profile=profile, dtype=dtype)
-    block = _seconds(_block(shape, workload), profile=profile, dtype=dtype, matrices=matrices)
-    head = _seconds(_head(shape, workload), profile=profile, dtype=dtype)
+    embedding = _seconds(embedding_work(shape, workload), profile=profile, dtype=dtype)
+    block = _seconds(block_work(shape, workload), profile=profile, dtype=dtype, matrices=matrices)
+    head = _seconds(head_work(shape, workload), profile=profile, dtype=dtype)
     if workload.recompute is Recompute.BLOCKS:
-        block = (block[0], block[0] + block[1])
-    units: Sequence[tuple[float, float]] = [embedding, *[block] * shape.layers]
-    if shape.head_shapes():
-        units = [*units, head]
-    else:
-        units = [*units[:-1], (units[-1][0] + head[0], units[-1][1] + head[1])]
-    return ComputeSeconds(
-        forward=tuple(one[0] for one in units), backward=tuple(one[1] for one in units)
+        block = block.recomputed()
+    units = [embedding, *[block] * shape.layers]
+    units = [*units, head] if shape.head_shapes() else [*units[:-1], units[-1].joined(head)]
+    found = _issued(units, ahead=profile.machine.device != "cpu")
+    factor = profile.corrections.compute
+    return replace(
+        found,
+        forward=tuple(factor * one for one in found.forward),
+        backward=tuple(factor * one for one in found.backward),
     )
 
 

@@ -20,8 +20,9 @@ from forebay.accelerators.select import accelerator_for, device_name
 from forebay.hardware.affinity import Topology
 from forebay.hardware.limits import host_ceiling, memory_total_bytes
 from forebay.hardware.profile import LinkRates, Machine, Node, Profile, ThreadRate
-from forebay.probe.device import device_copy, launch_seconds, matrix_rates
+from forebay.probe.device import device_copy, matrix_rates
 from forebay.probe.folder import measure_drive
+from forebay.probe.layer import layer_rates
 from forebay.probe.ranks import is_rank, join_ranks, measure_ranks
 from forebay.probe.system import read_system
 from forebay.probe.workload import (
@@ -99,15 +100,17 @@ def measure(
     finally:
         part.close()
     progress("matrix rates and memory of the device")
+    matrix, device_memory = matrix_rates(accelerator), device_copy(accelerator)
+    progress("what a layer does beside its matrix products")
     return Profile(
         machine=Machine.read(device_name(accelerator.device)),
         forebay=forebay.__version__,
         kernel_level=core.kernel_level(),
         threads=tuple(threads),
         link=link,
-        matrix=matrix_rates(accelerator),
-        device_memory=device_copy(accelerator),
-        launch_seconds=launch_seconds(accelerator),
+        matrix=matrix,
+        device_memory=device_memory,
+        layer=layer_rates(accelerator),
         node=this_node(accelerator),
         system=read_system(accelerator.device),
     )
