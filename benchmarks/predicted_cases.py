@@ -172,7 +172,8 @@ class Trainer:
             file.flush()
             config["forebay"] = {**config.get("forebay", {}), "profile": file.name}
             if self.host_budget is not None:
-                config["forebay"]["host_budget"] = self.host_budget
+                # A plan with drives names the budget that it divides state by.
+                config["forebay"].setdefault("host_budget", self.host_budget)
             engine, *_ = forebay.initialize(model=model, config=config)
         set_up = time.perf_counter() - began
 

@@ -60,22 +60,29 @@ class TritonMath:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._begun: list[tuple[tuple[int, ...], torch.Tensor]] = []
+        self._begun: list[tuple[tuple[int, ...], _Begun]] = []
         # What the last update was called with, and that on the device: a step updates many parts
         # with the same numbers, and each small transfer costs as much as a launch.
         self._terms: tuple[object, float, int, torch.Tensor, torch.Tensor] | None = None
 
     def square_sums(self, indices: Sequence[int], tensors: Sequence[torch.Tensor]) -> None:
-        """Begin summing squares; a later call for an index replaces it."""
+        """Begin summing squares; a later call for an index replaces it.
+
+        One launch reads the tensors: a backward of few tokens waits for what is issued. What is
+        left of their trees is a few numbers, which `read` sums for all of them at once.
+        """
         if tensors:
-            self._begun.append((tuple(indices), square_sums(tensors)))
+            self._begun.append((tuple(indices), _begin(tensors)))
 
     def read(self) -> dict[int, float]:
         """Wait for the sums begun since the last `read`, in one transfer: an fp64 per index."""
         if not self._begun:
             return {}
         indices = [index for group, _ in self._begun for index in group]
-        values = read_numbers(torch.cat([sums for _, sums in self._begun]))
+        spans = [span for _, begun in self._begun for span in begun.spans]
+        out = torch.zeros(len(indices), dtype=torch.float64, device=self._device)
+        _finish(spans, out)
+        values = read_numbers(out)
         self._begun.clear()
         return dict(zip(indices, values, strict=True))
 
@@ -123,41 +130,12 @@ def square_sums(
     Returns:
         float64, one element for each tensor.
     """
-    device = tensors[0].device
     if out is None:
-        out = torch.zeros(len(tensors), dtype=torch.float64, device=device)
+        out = torch.zeros(len(tensors), dtype=torch.float64, device=tensors[0].device)
     else:
         out.zero_()
-    # Contiguous copies must live until the launches are enqueued, hence a list of them.
-    flat = [tensor.detach().contiguous() for tensor in tensors]
-    levels = [
-        _Span(kind=tensor.dtype, address=tensor.data_ptr(), elements=tensor.numel(), result=result)
-        for tensor, result in zip(flat, _addresses(out), strict=True)
-        if tensor.numel()
-    ]
-    scratch = []
-    while levels:
-        above = []
-        sizes = [_blocks(span.elements) for span in levels]
-        # Sums of this level that are not final yet; 2 doubles keep each list 16-byte aligned.
-        space = torch.empty(
-            sum(size + size % 2 for size in sizes if size > 1), dtype=torch.float64, device=device
-        )
-        scratch.append(space)
-        free = space.data_ptr()
-        rows = []
-        for span, size in zip(levels, sizes, strict=True):
-            target = span.result
-            if size > 1:
-                target = free
-                above.append(
-                    _Span(kind=torch.float64, address=free, elements=size, result=span.result)
-                )
-                free += 8 * (size + size % 2)
-            rows.append((span, target))
-        for kind in dict.fromkeys(span.kind for span, _ in rows):
-            _launch_sums([row for row in rows if row[0].kind is kind], kind, device)
-        levels = above
+    begun = _begin(tensors)
+    _finish(begun.spans, out)
     return out
 
 
@@ -173,13 +151,8 @@ def block_sums(values: torch.Tensor) -> torch.Tensor:
     flat = values.detach().contiguous()
     sums = torch.empty(_blocks(flat.numel()), dtype=torch.float64, device=flat.device)
     if flat.numel():
-        span = _Span(
-            kind=flat.dtype,
-            address=flat.data_ptr(),
-            elements=flat.numel(),
-            result=sums.data_ptr(),
-        )
-        _launch_sums([(span, span.result)], flat.dtype, flat.device)
+        span = _Span(kind=flat.dtype, address=flat.data_ptr(), elements=flat.numel())
+        _launch_sums([(span, sums.data_ptr())], flat.dtype, flat.device)
     return sums
 
 
@@ -223,12 +196,75 @@ def update_(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Span:
-    """A list of values that one level of the tree sums, and where its final sum belongs."""
+    """A list of values that one level of the tree sums."""
 
     kind: torch.dtype
     address: int
     elements: int
-    result: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Begun:
+    """Sums of the blocks of some tensors: a span for each, None for one without elements."""
+
+    spans: tuple[_Span | None, ...]
+    sums: torch.Tensor
+
+
+def _begin(tensors: Sequence[torch.Tensor]) -> _Begun:
+    """The lowest level of the trees of some tensors: a launch for each dtype."""
+    # Contiguous copies must live until the launches are enqueued, hence a list of them.
+    flat = [tensor.detach().contiguous() for tensor in tensors]
+    levels = [
+        _Span(kind=tensor.dtype, address=tensor.data_ptr(), elements=tensor.numel())
+        for tensor in flat
+    ]
+    space, above = _space(levels, device=tensors[0].device)
+    _launch_level(levels, [span.address for span in above], space.device)
+    spans = (span if span.elements else None for span in above)
+    return _Begun(spans=tuple(spans), sums=space)
+
+
+def _finish(begun: Sequence[_Span | None], out: torch.Tensor) -> None:
+    """All other levels: a launch for each, of all tensors together."""
+    levels = [
+        (span, result)
+        for span, result in zip(begun, _addresses(out), strict=True)
+        if span is not None
+    ]
+    scratch = []
+    while levels:
+        spans = [span for span, _ in levels]
+        space, above = _space(spans, device=out.device)
+        scratch.append(space)
+        targets = [
+            result if span.elements == 1 else span.address
+            for span, (_, result) in zip(above, levels, strict=True)
+        ]
+        _launch_level(spans, targets, out.device)
+        levels = [
+            (span, result)
+            for span, (_, result) in zip(above, levels, strict=True)
+            if span.elements > 1
+        ]
+
+
+def _space(levels: Sequence[_Span], *, device: torch.device) -> tuple[torch.Tensor, list[_Span]]:
+    """Memory for the sums of the blocks of some spans, and these as spans of the next level."""
+    sizes = [_blocks(span.elements) for span in levels]
+    # 2 doubles keep each list 16-byte aligned.
+    space = torch.empty(sum(size + size % 2 for size in sizes), dtype=torch.float64, device=device)
+    free, above = space.data_ptr(), []
+    for size in sizes:
+        above.append(_Span(kind=torch.float64, address=free, elements=size))
+        free += 8 * (size + size % 2)
+    return space, above
+
+
+def _launch_level(spans: Sequence[_Span], targets: Sequence[int], device: torch.device) -> None:
+    rows = [row for row in zip(spans, targets, strict=True) if row[0].elements]
+    for kind in dict.fromkeys(span.kind for span, _ in rows):
+        _launch_sums([row for row in rows if row[0].kind is kind], kind, device)
 
 
 def _launch_sums(
