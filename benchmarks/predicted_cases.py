@@ -171,9 +171,9 @@ class Trainer:
             file.write(profile.as_json())
             file.flush()
             config["forebay"] = {**config.get("forebay", {}), "profile": file.name}
-            if self.host_budget is not None:
-                # A plan with drives names the budget that it divides state by.
-                config["forebay"].setdefault("host_budget", self.host_budget)
+            # With a budget and drives, state goes to drives only beyond the budget.
+            if self.host_budget is not None and case.optimizer is not Home.NVME:
+                config["forebay"]["host_budget"] = self.host_budget
             engine, *_ = forebay.initialize(model=model, config=config)
         set_up = time.perf_counter() - began
 

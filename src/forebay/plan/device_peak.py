@@ -7,8 +7,8 @@
     a block    Computed (again) and gone through backwards, beside gradients that wait, gradients
                that stay, and state that has come up for its update on the device.
     the end    Where a matrix is both embedding and output layer, its two gradients and their sum.
-Measured on an H200 (3.2 billion parameters, 4,096 tokens): 14.206 GB at the end of backward, where
-this walk says 14.206.
+Measured on an H200 (3.2 billion parameters, 4,096 tokens): 13.603 GB at the loss, where this walk
+says 13.601.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ forecast is exact: every mapping is rounded up to pages, as the arenas are.
 from __future__ import annotations
 
 import mmap
-from itertools import islice
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING
 
 from forebay.model.layout import ITEM_BYTES, SUM_ITEM_BYTES
@@ -238,12 +238,13 @@ def ring_bytes(placement: Placement) -> int:
 def backlog_bytes(placement: Placement) -> int:
     """Gradient bytes that may wait on the device for the link before backward waits for it.
 
-    Two of the largest units keep the link busy while the next gradient is computed. Beyond that
-    a sixteenth of all, at most 1 GiB, evens out units of unequal size.
+    Two neighbours keep the link busy while the next gradient is computed. Beyond that a sixteenth
+    of all, at most 1 GiB, evens out units of unequal size.
     """
     leaves = [unit for unit in placement.units if unit.update is not UpdatePlace.DEVICE]
     sizes = [leaving_bytes(unit, placement) for unit in leaves]
-    return max(2 * max(sizes, default=0), min(sum(sizes) // 16, _BACKLOG_BYTES))
+    neighbours = [one + other for one, other in pairwise(sizes)]
+    return max([*neighbours, *sizes[:1], min(sum(sizes) // 16, _BACKLOG_BYTES)])
 
 
 def leaving_bytes(unit: UnitPlacement, placement: Placement) -> int:

@@ -7,7 +7,6 @@ meanwhile; what else runs is measured with it.
 from __future__ import annotations
 
 import os
-import statistics
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -94,7 +93,7 @@ def measure(
         progress("both directions of the link, alone, together and beside the update")
         ends = LinkEnds(core, accelerator=accelerator, nbytes=how.link_bytes, locking=locking)
         try:
-            link = _link(core, part, ends=ends, share=share, repeats=how.repeats)
+            link = _link(core, part, ends=ends, share=share)
         finally:
             ends.close()
     finally:
@@ -196,21 +195,12 @@ def _threads(
     )
 
 
-def _link(
-    core: Any, part: PartState, *, ends: LinkEnds, share: CoreShare, repeats: int
-) -> LinkRates:
-    alone = {}
-    for direction in ("up", "down"):
-        rates = []
-        for _ in range(repeats + 1):
-            ticket = ends.copy(direction)
-            ticket.wait()
-            rates.append(rate_in_common([[(ticket, ends.nbytes)]])[0])
-        alone[direction] = statistics.median(rates[1:])
+def _link(core: Any, part: PartState, *, ends: LinkEnds, share: CoreShare) -> LinkRates:
     kinds: list[Callable[[], tuple[Any, int]]] = [
         lambda: (ends.copy("up"), ends.nbytes),
         lambda: (ends.copy("down"), ends.nbytes),
     ]
+    up, down = (_together([kind])[0] for kind in kinds)
     both = sum(_together(kinds))
     pool = core.Pool(share.threads, list(share.cpus))
     try:
@@ -219,8 +209,9 @@ def _link(
     finally:
         pool.close()
     return LinkRates(
-        up=alone["up"],
-        down=alone["down"],
+        up=up,
+        # What is reached beside other work is reached alone: the least of a neighbour's moments.
+        down=max(down, home[0]),
         both=both,
         beside_update=found[0] + found[1],
         update_beside=found[2],
