@@ -21,6 +21,7 @@ import json
 import statistics
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ def run(names: list[str], *, trainer: Trainer, repeats: int, keep: Any) -> dict[
     in_files = any(CASES[name].optimizer is Home.NVME for name in names)
     if in_files and trainer.drive is not None and trainer.profile is None:
         found = measure_drive(trainer.drive)
-        drive = {"count": 1, **{k: getattr(found, k) for k in ("capacity_bytes", "read", "write")}}
+        drive = asdict(found)
         say(f"drive measured: read {found.read / 1e9:.2f}, write {found.write / 1e9:.2f} GB/s")
     profile, on_gpu = None, trainer.device.type == "cuda"
     for repeat in range(1 if on_gpu else repeats):

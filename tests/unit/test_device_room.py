@@ -21,8 +21,12 @@ from forebay.tiers.ledger import Ledger, Role, Tier
     ],
 )
 def test_a_peak_between_two_looks_raises_the_mark(monkeypatch, staged, peak_in_loss, room_after):
-    seen = {"max_memory_allocated": 400, "max_memory_reserved": 450, "memory_allocated": 100}
-    cuda = SimpleNamespace(**{name: lambda _d, name=name: seen[name] for name in seen})
+    seen = {"peak": 400, "current": 100}
+    stats = {
+        "allocated_bytes": {"all": seen},
+        "reserved_bytes": {"all": {"current": 0, "peak": 450}},
+    }
+    cuda = SimpleNamespace(memory_stats_as_nested_dict=lambda _d: stats)
     monkeypatch.setattr(room_module, "torch", SimpleNamespace(cuda=cuda))
     ledger = Ledger()
     room = DeviceRoom(torch.device("cuda", 0), ledger=ledger)
@@ -30,9 +34,9 @@ def test_a_peak_between_two_looks_raises_the_mark(monkeypatch, staged, peak_in_l
     room.observe()
     with ledger.reserve(Tier.DEVICE, Role.STAGING, staged, what="a visit"):
         room.emptied()
-    seen["max_memory_allocated"] = max(peak_in_loss, 400)
+    seen["peak"] = max(peak_in_loss, 400)
     assert room.free_bytes() == room_after
-    seen["max_memory_allocated"] = 2000  # staging came back: its peaks say nothing
+    seen["peak"] = 2000  # staging came back: its peaks say nothing
     assert room.free_bytes() == room_after
 
 
@@ -58,6 +62,11 @@ class _Allocator:
         self.taken[begin] = nbytes
         self.peak = max(self.peak, sum(self.taken.values()))
         return begin
+
+    def stats(self):
+        given = {"current": sum(self.taken.values()), "peak": self.peak}
+        taken = {"current": self.reserved, "peak": self.reserved}
+        return {"allocated_bytes": {"all": given}, "reserved_bytes": {"all": taken}}
 
     def snapshot(self):
         pieces = [(at, nbytes, "active_allocated") for at, nbytes in self.taken.items()]
@@ -85,10 +94,7 @@ def test_staging_after_a_short_step_leaves_a_long_one_its_place(monkeypatch):
     cuda = SimpleNamespace(
         current_stream=lambda _d: SimpleNamespace(cuda_stream=7),
         memory_snapshot=allocator.snapshot,
-        memory_reserved=lambda _d: allocator.reserved,
-        memory_allocated=lambda _d: sum(allocator.taken.values()),
-        max_memory_allocated=lambda _d: allocator.peak,
-        max_memory_reserved=lambda _d: allocator.reserved,
+        memory_stats_as_nested_dict=lambda _d: allocator.stats(),
     )
     fake = SimpleNamespace(cuda=cuda, uint8=None, empty=lambda n, **_: _Block(allocator, n))
     monkeypatch.setattr(room_module, "torch", fake)

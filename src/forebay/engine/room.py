@@ -48,6 +48,23 @@ class Hole:
 NO_HOLE = Hole(0)
 
 
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """What the allocator has given out and taken from the device, now and at most."""
+
+    allocated: int
+    most_allocated: int
+    reserved: int
+    most_reserved: int
+
+    @classmethod
+    def of(cls, device: torch.device) -> _Use:
+        """Read once: each of torch's own four questions sorts all of its statistics."""
+        stats = torch.cuda.memory_stats_as_nested_dict(device)
+        given, taken = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
+        return cls(given["current"], given["peak"], taken["current"], taken["peak"])
+
+
 class DeviceRoom:
     """Free bytes for staging.
 
@@ -80,19 +97,19 @@ class DeviceRoom:
     def observe(self) -> None:
         """A window has ended; the first one's peak becomes the mark."""
         if self._measured and self._peak is None:
-            self._peak = torch.cuda.max_memory_allocated(self._device)
-            self._most_reserved = torch.cuda.max_memory_reserved(self._device)
+            use = _Use.of(self._device)
+            self._peak, self._most_reserved = use.most_allocated, use.most_reserved
 
     def emptied(self) -> None:
         """Nothing is staged until `free_bytes` is asked: a higher peak by then is activations'."""
         if self._measured and not self._staged_bytes():
-            self._peak_when_empty = torch.cuda.max_memory_allocated(self._device)
+            self._peak_when_empty = _Use.of(self._device).most_allocated
 
     def is_tight(self) -> bool:
         """Whether activations beside staging have reached the mark."""
         if not self._measured or self._peak is None:
             return False
-        return torch.cuda.memory_allocated(self._device) > self._mark()
+        return _Use.of(self._device).allocated > self._mark()
 
     def _mark(self) -> int:
         return int(SHARE_OF_PEAK * (self._peak or 0))
@@ -106,7 +123,7 @@ class DeviceRoom:
         if not self._measured:
             return [Hole(1 << 62)]
         stream = torch.cuda.current_stream(self._device).cuda_stream
-        found = [Hole(max(0, self._most_reserved - torch.cuda.memory_reserved(self._device)))]
+        found = [Hole(max(0, self._most_reserved - _Use.of(self._device).reserved))]
         for segment in torch.cuda.memory_snapshot():
             if segment["device"] == self._device.index and segment["stream"] == stream:
                 found += _holes_of(segment)
@@ -130,7 +147,7 @@ class DeviceRoom:
         last = hole.address + (hole.nbytes - nbytes) // _PAGE_BYTES * _PAGE_BYTES
         spare = min(self._furthest, last) - hole.address
         # what is held is under the mark too: it makes no new peak
-        if spare <= 0 or torch.cuda.memory_allocated(self._device) + spare + nbytes > self._mark():
+        if spare <= 0 or _Use.of(self._device).allocated + spare + nbytes > self._mark():
             return None
         return torch.empty(spare, dtype=torch.uint8, device=self._device)
 
@@ -145,15 +162,15 @@ class DeviceRoom:
         if self._measured:
             if self._peak is None:
                 return 0
-            allocated = torch.cuda.memory_allocated(self._device)
-            self._peak = max(self._peak, allocated - self._staged_bytes(), self._seen_when_empty())
-            bounds.append(self._mark() - allocated)
+            use = _Use.of(self._device)
+            seen = self._seen_when_empty(use.most_allocated)
+            self._peak = max(self._peak, use.allocated - self._staged_bytes(), seen)
+            bounds.append(self._mark() - use.allocated)
         return min(bounds, default=1 << 62)
 
-    def _seen_when_empty(self) -> int:
+    def _seen_when_empty(self, now: int) -> int:
         """The peak since `emptied`, where it was higher than any before; else 0."""
         before, self._peak_when_empty = self._peak_when_empty, None
-        now = torch.cuda.max_memory_allocated(self._device)
         return 0 if before is None or now <= before else now
 
 

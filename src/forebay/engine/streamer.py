@@ -114,6 +114,8 @@ class Streamer:
 
     def pump(self) -> int:
         """Bring up what fits now; returns the bytes enqueued."""
+        if self._next() is None:
+            return 0
         moved, room, holes = 0, self._room.free_bytes() - self._promised_bytes(), None
         while (unit := self._next()) is not None:
             if room < _state_bytes(unit) + _gradient_bytes(unit):

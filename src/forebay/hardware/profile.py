@@ -8,7 +8,7 @@ format, is refused: wrong numbers plan worse than typical ones.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -141,15 +141,14 @@ class Profile:
         """The drives at the pace that runs taught."""
         if self.drives is None:
             return None
-        factor = self.corrections.drives
-        return replace(
-            self.drives, read=self.drives.read / factor, write=self.drives.write / factor
-        )
+        return self.drives.faster(1 / self.corrections.drives)
 
-    def _file_rates(self) -> dict[str, float]:
+    def _file_rates(self) -> dict[str, Any]:
         """Of the drives; none where they were not measured, so that typical ones hold."""
         drives = self.corrected_drives
-        return {} if drives is None else {"file_read": drives.read, "file_write": drives.write}
+        if drives is None:
+            return {}
+        return {"file_read": drives.read, "file_write": drives.write, "file_both": drives.both}
 
     def as_json(self) -> str:
         """The file's text."""

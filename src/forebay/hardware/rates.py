@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 __all__ = [
     "UNCORRECTED",
@@ -143,29 +143,40 @@ class Drives:
     Attributes:
         count: How many.
         capacity_bytes: What they hold.
-        read: Bytes per second.
-        write: Bytes per second.
+        read: Bytes per second, alone.
+        write: Bytes per second, alone.
+        both: Reads and writes at once, together; None where that was not measured, and each is as
+            fast as alone.
     """
 
     count: int
     capacity_bytes: int
     read: float
     write: float
+    both: float | None = None
 
     def as_many(self, count: int) -> Drives:
         """So many drives of the same kind.
 
         Example:
             >>> Drives(count=2, capacity_bytes=4, read=6.0, write=2.0).as_many(3)
-            Drives(count=3, capacity_bytes=6, read=9.0, write=3.0)
+            Drives(count=3, capacity_bytes=6, read=9.0, write=3.0, both=None)
         """
         scale = count / self.count
-        return Drives(
-            count=count,
-            capacity_bytes=int(self.capacity_bytes * scale),
-            read=self.read * scale,
-            write=self.write * scale,
-        )
+        held = replace(self, count=count, capacity_bytes=int(self.capacity_bytes * scale))
+        return held.faster(scale)
+
+    def faster(self, times: float) -> Drives:
+        """The same drives, so many times as fast."""
+        both = None if self.both is None else times * self.both
+        return replace(self, read=times * self.read, write=times * self.write, both=both)
+
+    @property
+    def beside_each_other(self) -> tuple[float, float]:
+        """Bytes per second read and written while both happen."""
+        alone = self.read + self.write
+        slower = 1.0 if self.both is None else min(1.0, self.both / alone)
+        return slower * self.read, slower * self.write
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,6 +198,8 @@ class DriveUse:
     def times_as_long(self, drives: Drives, *, sharers: int) -> float:
         """How many times as long it took as drives take that so many processes share evenly.
 
+        State is read and written at the same time.
+
         Example:
             >>> drives = Drives(count=1, capacity_bytes=1, read=4.0, write=2.0)
             >>> DriveUse(
@@ -194,7 +207,8 @@ class DriveUse:
             ... ).times_as_long(drives, sharers=1)
             2.0
         """
-        expected = self.bytes_read / drives.read + self.bytes_written / drives.write
+        read, write = drives.beside_each_other
+        expected = self.bytes_read / read + self.bytes_written / write
         return (self.read_seconds + self.write_seconds) / (sharers * expected)
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from forebay.plan.fluid import Task, run
+from forebay.plan.fluid import Meeting, Task, run
 from forebay.plan.setup import Home, Overlap
 from forebay.plan.timeline import Interval, Row, Timeline
 
@@ -77,6 +77,7 @@ class RankRates:
         device_update: What an update on the device reaches.
         read: From drives.
         write: To drives.
+        files: From and to drives at once, together; None for the sum of both.
         gather: Whole bytes per second of a collective among all ranks.
         latency_seconds: Of a collective.
     """
@@ -88,6 +89,7 @@ class RankRates:
     device_update: float
     read: float
     write: float
+    files: float | None
     gather: float
     latency_seconds: float
 
@@ -266,7 +268,10 @@ def _run(
     ready: dict[int, int] = {}
     for _ in range(_WINDOWS):
         ready = rank.window(ready)
-    spans = run(rank.draft.tasks, memory=rates.host_memory)
+    meetings = []
+    if rates.files is not None:
+        meetings.append(Meeting(lanes=frozenset({"read", "write"}), total=rates.files))
+    spans = run(rank.draft.tasks, memory=rates.host_memory, meetings=meetings)
     ends = [spans[index].end for index in rank.ends]
     return ends[-1] - ends[-2], spans, rank
 

@@ -366,13 +366,18 @@ def simulate(
 
 
 def _meetings(rates: Rates) -> tuple[Meeting, ...]:
-    """Both directions of the link meet at its root, and there again with the update's traffic."""
+    """Both directions of the link meet at its root, and there again with the update's traffic.
+
+    Reads and writes of files meet in the drive.
+    """
     link = frozenset({Lane.UP, Lane.DOWN})
     found = []
     if rates.both is not None:
         found.append(Meeting(lanes=link, total=rates.both))
     if rates.both_beside_update is not None:
         found.append(Meeting(lanes=link, total=rates.both_beside_update, beside=Lane.HOST))
+    if rates.file_both is not None:
+        found.append(Meeting(lanes=frozenset({Lane.READ, Lane.WRITE}), total=rates.file_both))
     return tuple(found)
 
 

@@ -57,6 +57,7 @@ class Rates:
         device_memory: What an update on the device reaches of its memory.
         file_read: From files, all paths together.
         file_write: To files.
+        file_both: Both at once, together; None for the sum of both.
         ranks: Bytes of a whole unit that a collective brings to every rank in a second.
         collective_seconds: What a collective costs beside that.
     """
@@ -72,6 +73,7 @@ class Rates:
     device_memory: float = 2e12
     file_read: float = 5e9
     file_write: float = 3e9
+    file_both: float | None = None
     ranks: float = 100e9
     collective_seconds: float = 20e-6
 

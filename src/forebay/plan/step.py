@@ -116,6 +116,7 @@ def rank_rates(profile: Profile, setup: Setup) -> RankRates:
         device_update=rates.device_memory,
         read=drives.read / local if drives else 1.0,
         write=drives.write / local if drives else 1.0,
+        files=drives.both / local if drives and drives.both else None,
         gather=1 / seconds_per_byte if seconds_per_byte else float("inf"),
         latency_seconds=network.latency_seconds if network and setup.ranks > 1 else 0.0,
     )
@@ -322,6 +323,7 @@ def _engine_rates(profile: Profile, setup: Setup) -> Rates:
         device_memory=mine.device_update,
         file_read=mine.read,
         file_write=mine.write,
+        file_both=mine.files,
         ranks=mine.gather,
         collective_seconds=mine.latency_seconds,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -29,6 +30,7 @@ _NEARLY: Final = 0.95
 _MIB: Final = 1 << 20
 # Past what a drive caches in its own memory.
 _FILE_BYTES: Final = 1 << 30
+_ROUNDS: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,9 +197,14 @@ def measure_drive(folder: Path, *, nbytes: int = _FILE_BYTES) -> Drives:
         raise ConfigError(f"--drive {folder} is no folder", hint="make it on the local drive")
     free = storage_of(folder).free_bytes
     drive = Drive(folder, nbytes=nbytes, core=native.core())
+    write, read, both = [], [], []
     try:
-        write = drive.move("write", FileAccess(), nbytes=nbytes)
-        read = drive.move("read", FileAccess(), nbytes=nbytes)
+        # In turn: a drive that others share changes from second to second.
+        for _ in range(_ROUNDS):
+            write.append(drive.move("write", FileAccess(), nbytes=nbytes).rate)
+            read.append(drive.move("read", FileAccess(), nbytes=nbytes).rate)
+            both.append(2 * drive.exchange(FileAccess()))
     finally:
         drive.close()
-    return Drives(count=1, capacity_bytes=free, read=read.rate, write=write.rate)
+    write_rate, read_rate, together = (statistics.median(rates) for rates in (write, read, both))
+    return Drives(count=1, capacity_bytes=free, read=read_rate, write=write_rate, both=together)
