@@ -223,6 +223,7 @@ class Trainer:
     ) -> dict[str, Any]:
         on_gpu = self.device.type == "cuda"
         if on_gpu:
+            gc.collect()  # what the case before left
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
         generator = torch.Generator().manual_seed(1)

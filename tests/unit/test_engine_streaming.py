@@ -321,6 +321,22 @@ def test_after_closing_the_model_is_an_ordinary_one_on_the_host():
     assert no_hooks_are_left()
 
 
+def test_closing_gives_the_pool_back_at_once():
+    """Not when the garbage collector finds the engine: its memory is wanted before."""
+    model = deep()
+    with offloaded(model, replace(AWAY, pool_bytes=None)) as optimizer:
+        step(model, optimizer, inputs(1)[0])
+        storages = [
+            storage
+            for unit in optimizer.engine.units
+            for part in unit.parts
+            for storage in part.home.storages
+        ]
+        model(inputs(1)[0])
+        assert sum(storage.nbytes() for storage in storages) > BLOCK
+    assert not any(storage.nbytes() for storage in storages)
+
+
 def test_forwards_without_gradients_say_what_they_cost(caplog):
     """All blocks but those that the pool keeps, for each forward; training forwards say nothing."""
     caplog.set_level("INFO", logger="forebay")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import weakref
+from dataclasses import replace
 
 import pytest
 import torch
 
 from forebay.engine.room import Hole
+from forebay.links import FaultScript
+from forebay.plan import WeightPlace
 from unit.engine_cases import CPU, PLACES, mlp, offloaded, run, same, weights
 
 # The two blocks of the model: state of 8 bytes per element, padded to 256 elements each.
@@ -83,3 +86,38 @@ def test_gradients_of_the_backward_before_have_left_when_the_loss_comes():
         model(torch.ones(2, 4))
         assert ticket.done
         assert gone() is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_new_weights_go_home_before_their_state(monkeypatch, dtype):
+    """The next forward loads them from there; what it loads is new, however late copies are."""
+    expected = mlp(dtype)
+    with offloaded(expected, CPU) as optimizer:
+        run(expected, optimizer, steps=5)
+        expected_weights = weights(expected)
+    away = replace(PLACES["streamed"], weights=WeightPlace.HOST, pool_bytes=0)
+    late = replace(away, fault=FaultScript(seed=2, max_delay_us=800))
+    model = mlp(dtype)
+    with offloaded(model, late) as optimizer:
+        engine, sent, followed = optimizer.engine, [], []
+        land, follow = engine.lanes.land, engine._executor.publisher._source.follow_write
+
+        def _noted(spans, *, event, after, urgent=False):
+            ticket, nbytes = land(spans, event=event, after=after, urgent=urgent)
+            sent.append((urgent, nbytes, ticket))
+            return ticket, nbytes
+
+        def _followed(part, ticket):
+            followed.append(ticket)
+            follow(part, ticket)
+
+        monkeypatch.setattr(engine.lanes, "land", _noted)
+        monkeypatch.setattr(engine._executor.publisher._source, "follow_write", _followed)
+        run(model, optimizer, steps=5)
+        homes = [entry for entry in sent if entry[0]]
+        parts = [part for unit in engine.units for part in unit.parts]
+        sizes = {part.elements * dtype.itemsize for part in parts}
+        assert {nbytes for _, nbytes, _ in homes} == sizes
+        assert followed == [ticket for _, _, ticket in homes]
+        assert len(homes) == 5 * len(parts)
+        assert same(weights(model), expected_weights)

@@ -249,8 +249,9 @@ class Executor:
             self._publish(unit)
         elif unit.index in self._updates:
             assert self._order is not None
-            self.traffic[Lane.DOWN] += self._streamer.write_back(unit)
-            self.publisher.written_back(unit, self._order.hyper_of)
+            nbytes, homes = self._streamer.write_back(unit)
+            self.traffic[Lane.DOWN] += nbytes
+            self.publisher.written_back(unit, self._order.hyper_of, homes)
 
     def _update(self, unit: Unit) -> None:
         if unit.updates_on_device:

@@ -145,6 +145,8 @@ class FrozenPart:
     def close(self) -> None:
         """Let go of the memory; it lives on while parameters view it."""
         self._own.clear()
+        if self.home is not None:
+            self.home.empty()
         self._memory.close()
         self.weights = self.own_weights = torch.empty(0)
 

@@ -385,6 +385,9 @@ class PartStorage:
         """Let go of all memory once nobody reads it; weights live on while parameters view them."""
         self.await_readers()
         self._own.clear()
+        if self.home is not None:
+            # The garbage collector may take long to find an engine whose device memory is wanted.
+            self.home.empty()
         for arena in [*self._state.arenas, *self.landings]:
             if arena is not None:
                 arena.close()

@@ -93,15 +93,15 @@ class Publisher:
         elif records:
             unit.await_weights(records, arrivals, self._nans)
 
-    def written_back(self, unit: Unit, changed: Container[int]) -> None:
+    def written_back(self, unit: Unit, changed: Container[int], tickets: Sequence[Any]) -> None:
         """A unit's new weights on the host are there once each part's ticket is done.
 
         Its state was updated on the device and is on its way home, or was updated from files.
         """
         if unit.stores_off_device:
             self._renew(unit, changed)
-            for part in unit.parts:
-                self._source.follow_write(part, part.ticket)
+            for part, ticket in zip(unit.parts, tickets, strict=True):
+                self._source.follow_write(part, ticket)
 
     def _renew(self, unit: Unit, changed: Container[int]) -> None:
         self._residency.renew(unit, [r for r in unit.records if r.index in changed])

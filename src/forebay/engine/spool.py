@@ -158,7 +158,7 @@ class Spool:
         self._update(unit, order, where=NewWeights.APART, leave=_leave)
         changed = [record for record in unit.records if record.index in order.hyper_of]
         if unit.stores_off_device:
-            self._publisher.written_back(unit, order.hyper_of)
+            self._publisher.written_back(unit, order.hyper_of, [part.ticket for part in unit.parts])
         elif changed:
             self._lanes.hold(self._lanes.join(arrivals), event)
             self._publisher.await_arrivals(unit, changed, arrivals)

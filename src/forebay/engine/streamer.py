@@ -69,9 +69,11 @@ class StagedPart:
             pairs.append((part.low, self.low))
         if self.master is not None:
             pairs.append((part.high, self.master))
-        if self.weights is not None:
-            pairs.append((part.weights, self.weights))
-        return pairs
+        return pairs + self.weight_pairs(part)
+
+    def weight_pairs(self, part: PartStorage) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Those of the weights: none where they live on the device."""
+        return [] if self.weights is None else [(part.weights, self.weights)]
 
     def state(self, part: PartStorage) -> FlatState:
         """What the device updates: staged moments and master, the weights in place."""
@@ -203,25 +205,38 @@ class Streamer:
                 self._accelerator.wait_for(staged.ticket)
         return unit.staging
 
-    def write_back(self, unit: Unit) -> int:
-        """Send a unit's updated state home; returns the bytes enqueued."""
+    def write_back(self, unit: Unit) -> tuple[int, list[Any]]:
+        """Send a unit's updated state home; its weights first, since the next forward loads them.
+
+        Returns:
+            The bytes enqueued, and for each part the ticket of its weights, or of all where they
+            live on the device.
+        """
         assert unit.staging is not None
-        moved = 0
+        moved, homes = 0, []
         event = self._accelerator.record_event()
         for part, staged in zip(unit.parts, unit.staging, strict=True):
-            spans = [
-                (here.data_ptr(), there.data_ptr(), here.numel() * here.element_size())
-                for here, there in staged.pairs(part)
+            weights = staged.weight_pairs(part)
+            pairs = staged.pairs(part)[: -len(weights) or None]
+            sent = [
+                self._lanes.land(
+                    [(host.data_ptr(), here.data_ptr(), host.nbytes) for host, here in each],
+                    event=event.handle,
+                    after=[staged.ticket, *part.loads],
+                    urgent=each is weights,
+                )
+                for each in (weights, pairs)
+                if each
             ]
-            ticket, nbytes = self._lanes.land(
-                spans, event=event.handle, after=[staged.ticket, *part.loads]
-            )
-            part.ticket = self._lanes.hold(ticket, staged.block, event)
-            self._leaving.append(ticket)
+            tickets = [ticket for ticket, _ in sent]
+            home = tickets[0] if len(tickets) == 1 else self._lanes.join(tickets)
+            part.ticket = self._lanes.hold(home, staged.block, event)
+            self._leaving.append(home)
+            homes.append(tickets[0])
             part.high_is_stale = not part.stores_on_host and part.master is not MasterLayout.WHOLE
-            moved += nbytes
+            moved += sum(nbytes for _, nbytes in sent)
         unit.staging = None
-        return moved
+        return moved, homes
 
     def settle(self, *, everything: bool) -> None:
         """Let go of what has left; wait for write-backs, so that their memory is free again.

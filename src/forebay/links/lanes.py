@@ -188,12 +188,17 @@ class Lanes:
         *,
         event: int,
         after: Sequence[Any],
+        urgent: bool = False,
     ) -> tuple[Any, int]:
-        """Copy (destination, source, bytes) spans to the host; returns ticket and bytes."""
+        """Copy (destination, source, bytes) spans to the host; returns ticket and bytes.
+
+        What is urgent goes before all that is not, whichever came first.
+        """
         plan = self.core.CopyPlan(PIECE_BYTES)
         for destination, source, nbytes in spans:
             plan.append(destination, source, nbytes)
-        ticket = self.down.copy(plan, _BULK_PRIORITY, list(after), None, event)
+        priority = 0 if urgent else _BULK_PRIORITY
+        ticket = self.down.copy(plan, priority, list(after), None, event)
         self.observer.submitted(Lane.DOWN, ticket, plan.nbytes)
         return ticket, plan.nbytes
 

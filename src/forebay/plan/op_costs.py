@@ -1,11 +1,11 @@
-"""What each operation of a program costs on its lane, at given bandwidths."""
+"""What each operation of a program costs on its lane, at given bandwidths, and where lanes meet."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from forebay.model.layout import ITEM_BYTES, SUM_ITEM_BYTES
-from forebay.plan.fluid import Task
+from forebay.plan.fluid import Meeting, Task
 from forebay.plan.ops import Lane, OpKind
 from forebay.plan.placement import MasterLayout
 from forebay.plan.policy_bytes import speculates
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from forebay.plan.placement import Placement, UnitPlacement
     from forebay.plan.solve import Rates
 
-__all__ = ["OpCosts"]
+__all__ = ["OpCosts", "meetings"]
 
 # A waited-for weight passes bulk traffic, as in the lanes.
 _BULK = 1 << 30
@@ -109,3 +109,19 @@ def _host_bytes(unit: UnitPlacement, kind: OpKind, *, placement: Placement) -> f
         own = min(part.parameter_elements, placement.sharding.state(part).elements)
         total += per_element.get(kind, update) * own
     return total
+
+
+def meetings(rates: Rates) -> tuple[Meeting, ...]:
+    """Both directions of the link meet at its root, and there again with the update's traffic.
+
+    Reads and writes of files meet in the drive.
+    """
+    link = frozenset({Lane.UP, Lane.DOWN})
+    found = []
+    if rates.both is not None:
+        found.append(Meeting(lanes=link, total=rates.both))
+    if rates.both_beside_update is not None:
+        found.append(Meeting(lanes=link, total=rates.both_beside_update, beside=Lane.HOST))
+    if rates.file_both is not None:
+        found.append(Meeting(lanes=frozenset({Lane.READ, Lane.WRITE}), total=rates.file_both))
+    return tuple(found)

@@ -13,13 +13,14 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from forebay.plan.file_turns import FileTurns
-from forebay.plan.fluid import Meeting, Task, run
+from forebay.plan.fluid import Task, run
 from forebay.plan.home_bytes import streamed_bytes
 from forebay.plan.input_moves import InputMoves
-from forebay.plan.op_costs import OpCosts
+from forebay.plan.op_costs import OpCosts, meetings
 from forebay.plan.placement import WeightPlace
 from forebay.plan.program import Lane, Op, OpKind, Trigger, TriggerKind, Turn
 from forebay.plan.timeline import Interval, Row, Timeline
+from forebay.plan.unit_bytes import load_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -152,6 +153,9 @@ class _Interpreter:
         # Uses so far of such units: which, and the task that used it.
         self._uses: list[tuple[int, int]] = []
         self._files = FileTurns(program, placement)
+        self._placement = placement
+        # The last transfer of new weights home, of units that the next forward loads from there.
+        self._at_home: dict[int, int] = {}
         self._homes = [op.index for op in program.ops if op.kind is OpKind.WRITE_BACK]
         self.draft = _Draft()
         self.ends: list[int] = []
@@ -260,15 +264,28 @@ class _Interpreter:
                 rest = read.nbytes - self._files.ahead_bytes(read)
                 self._read(read, window, agreed, nbytes=rest)
             before = self._before(op, window, backward)
-            task = self._costs.task(op, (*started, *before))
+            moved = self._without_weights(op, (*started, *before))
+            task = self._costs.task(moved, (*started, *before))
             name = op.kind.value if op.unit is None else f"{op.kind.value} {self._name(op.unit)}"
             on_stream = op.lane is Lane.COMPUTE and op.kind in _ON_STREAM
             if on_stream:
                 shown = (Row.DEVICE_UPDATE, name, 0)
                 index = self.draft.compute(task.work, task.after, shown)
             else:
-                index = self.draft.add(task, _shown(op, name))
+                index = self.draft.add(task, _shown(moved, name))
             self.draft.ops[op.index, window, backward] = index
+
+    def _without_weights(self, op: Op, after: tuple[int, ...]) -> Op:
+        """Of a streamed unit's way home its weights, if they live there, go first: the rest."""
+        unit = None if op.unit is None else self._units[op.unit]
+        if op.kind is not OpKind.WRITE_BACK or unit is None or not unit.weights.is_off_device:
+            return op
+        assert op.unit is not None
+        first = replace(op, nbytes=load_bytes(unit, self._placement))
+        task = replace(self._costs.task(first, after), priority=op.index)
+        name = f"{op.kind.value} {self._name(op.unit)}"
+        self._at_home[op.unit] = self.draft.add(task, _shown(first, name))
+        return replace(op, nbytes=op.nbytes - first.nbytes)
 
     def _read(self, op: Op, window: int, after: tuple[int, ...], *, nbytes: float) -> None:
         """A part of a read of state from files, when there is a buffer for it."""
@@ -305,7 +322,7 @@ class _Interpreter:
                 continue
             # of a delayed update the next forward sees nothing
             if op.kind is not OpKind.UPDATE or op.unit not in ready:
-                ready[op.unit] = done
+                ready[op.unit] = self._at_home.get(op.unit, done)
         return ready
 
     def _name(self, unit: int) -> str:
@@ -347,7 +364,7 @@ def simulate(
     for number in range(windows):
         ready = interpreter.window(number, ready)
     draft = interpreter.draft
-    spans = run(draft.tasks, memory=rates.host_memory, meetings=_meetings(rates))
+    spans = run(draft.tasks, memory=rates.host_memory, meetings=meetings(rates))
     ends = [spans[index].end for index in interpreter.ends]
     return Simulation(
         timeline=Timeline.of("predicted", _intervals(draft, spans)),
@@ -363,22 +380,6 @@ def simulate(
         ),
         step_seconds=(ends[-1] - ends[-1 - period]) / period if len(ends) > period else ends[-1],
     )
-
-
-def _meetings(rates: Rates) -> tuple[Meeting, ...]:
-    """Both directions of the link meet at its root, and there again with the update's traffic.
-
-    Reads and writes of files meet in the drive.
-    """
-    link = frozenset({Lane.UP, Lane.DOWN})
-    found = []
-    if rates.both is not None:
-        found.append(Meeting(lanes=link, total=rates.both))
-    if rates.both_beside_update is not None:
-        found.append(Meeting(lanes=link, total=rates.both_beside_update, beside=Lane.HOST))
-    if rates.file_both is not None:
-        found.append(Meeting(lanes=frozenset({Lane.READ, Lane.WRITE}), total=rates.file_both))
-    return tuple(found)
 
 
 def _intervals(draft: _Draft, spans: Sequence[Span]) -> list[Interval]:
