@@ -1,10 +1,10 @@
 """The plan beside the run: memory by tier and step seconds, predicted and measured.
 
 Every workload trains for a few updates in one process; models are built once and trained on by the
-next workload of the same shape. Each repeat of a workload is a step on a GPU, where the machine is
-measured once, before the first; on shared cores it is a run, in turn with the other workloads and
-the machine measured anew before each. With --output a table and the raw numbers are written, after
-each workload.
+next workload of the same shape. A repeat of a workload is a run, in turn with the other workloads.
+The machine is measured anew before each round of them, on shared cores before each workload. With
+--output a table and the raw numbers are written, after each workload; `--onto FILE` adds repeats to
+such numbers.
 
     python benchmarks/predicted.py --output results
     python benchmarks/predicted.py --workloads w1,w3,nvme --drive /local_nvme --output results
@@ -57,20 +57,28 @@ def machine_profile(trainer: Trainer, *, drive: Any = None) -> Profile:
     return Profile.from_dict(values | {"drives": drive}, source="this run's profile")
 
 
-def run(names: list[str], *, trainer: Trainer, repeats: int, keep: Any) -> dict[str, Any]:
-    """Train all cases; `keep` is given what was found so far."""
+def measured_drive(folder: Path) -> dict[str, Any]:
+    """The drive now: others may share it, and change it from minute to minute."""
+    found = measure_drive(folder)
+    rates = ", ".join(f"{getattr(found, k) / 1e9:.2f} {k}" for k in ("read", "write", "both"))
+    say(f"drive measured, GB/s: {rates}")
+    return asdict(found)
+
+
+def run(
+    names: list[str], *, trainer: Trainer, repeats: int, before: dict[str, Any], keep: Any
+) -> dict[str, Any]:
+    """Train all cases; `before` was found earlier, `keep` is given what was found so far."""
     rows: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+    rows |= before.get("rows", {})
     failed: dict[str, str] = {}
-    drive = None
     in_files = any(CASES[name].optimizer is Home.NVME for name in names)
-    if in_files and trainer.drive is not None and trainer.profile is None:
-        found = measure_drive(trainer.drive)
-        drive = asdict(found)
-        say(f"drive measured: read {found.read / 1e9:.2f}, write {found.write / 1e9:.2f} GB/s")
-    profile, on_gpu = None, trainer.device.type == "cuda"
-    for repeat in range(1 if on_gpu else repeats):
+    for repeat in range(repeats):
+        profile = drive = None
+        if in_files and trainer.drive is not None and trainer.profile is None:
+            drive = measured_drive(trainer.drive)
         for name in names:
-            if profile is None or not on_gpu:
+            if profile is None or trainer.device.type == "cpu":
                 profile = machine_profile(trainer, drive=drive)
                 say("machine measured")
             case = CASES[name]
@@ -99,16 +107,8 @@ def again(path: Path) -> dict[str, Any]:
     return found
 
 
-def _pairs(one: dict[str, Any]) -> list[tuple[float, float]]:
-    """(predicted, measured) of each repeat of a run: of each of its steps where it has several."""
-    return [
-        (one["predicted"]["seconds"], seconds)
-        for seconds in one["measured"]["all_seconds"][2:] or [one["measured"]["seconds"]]
-    ]
-
-
 def table(found: dict[str, Any]) -> str:
-    """Medians over the repeats; on a GPU a repeat is a step."""
+    """Medians over the repeats, each of which is the median of its timed steps."""
     lines = [
         "| workload | step, predicted s | measured s | ratio (of each repeat) "
         "| host, predicted GB | measured | files, predicted GB | measured "
@@ -116,9 +116,7 @@ def table(found: dict[str, Any]) -> str:
         "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for name, repeats in found["rows"].items():
-        pairs = [pair for one in repeats for pair in _pairs(one)]
-        if len(repeats) > 1:
-            pairs = [(r["predicted"]["seconds"], r["measured"]["seconds"]) for r in repeats]
+        pairs = [(r["predicted"]["seconds"], r["measured"]["seconds"]) for r in repeats]
         ratios = [said / took for said, took in pairs]
         said, took = (statistics.median(side) for side in zip(*pairs, strict=True))
         spread = ", ".join(f"{ratio:.2f}" for ratio in ratios)
@@ -187,6 +185,7 @@ def main() -> None:
     parser.add_argument("--drive", type=Path, help="a folder for state in files")
     parser.add_argument("--sweep", action="store_true", help="W1 with other placements")
     parser.add_argument("--counts", help="for --sweep: numbers of units streamed, by commas")
+    parser.add_argument("--onto", type=Path, help="numbers of an earlier call, to add repeats to")
     parser.add_argument("--again", type=Path, help="predict the runs of a result anew")
     parser.add_argument("--output", type=Path)
     given = parser.parse_args()
@@ -217,7 +216,8 @@ def main() -> None:
             if given.output is not None:
                 write(given.output, "predicted", so_far, table(so_far), device=device)
 
-        found = run(names, trainer=trainer, repeats=given.repeats, keep=keep)
+        before = json.loads(given.onto.read_text(encoding="utf-8")) if given.onto else {}
+        found = run(names, trainer=trainer, repeats=given.repeats, before=before, keep=keep)
         text, kind = table(found), "predicted"
     print(text)
     say("done")
