@@ -62,6 +62,16 @@ def test_with_state_in_memory_weights_are_there_too_and_it_is_said() -> None:
     assert engine_options(config, device="cpu").weights is WeightPlace.HOST
 
 
+def test_one_folder_may_be_written_in_two_ways() -> None:
+    paths = {
+        "offload_optimizer": {"nvme_path": "state"},
+        "offload_param": {"nvme_path": "./state/"},
+    }
+    config = resolved(merged(_BOTH, {"zero_optimization": paths}))
+    assert config.zero.nvme is not None
+    assert config.zero.nvme.paths == ("state",)
+
+
 @pytest.mark.parametrize("param", ["cpu", "none"])
 def test_keys_of_files_change_nothing_elsewhere(param: str) -> None:
     config = resolved(_with(device=param, buffer_count=9, nvme_path="/other"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import TYPE_CHECKING, Final
 
 from forebay.config.nvme_spec import AioSpec, NvmeSpec, WeightFilesSpec
@@ -72,7 +73,7 @@ def _weights(lookup: Lookup, paths: tuple[str, ...]) -> WeightFilesSpec:
     """What `offload_param` says of its buffers."""
     path = f"{_PARAM}.nvme_path"
     own = _folders(lookup, path)
-    if own and own != paths:
+    if own and [_place(one) for one in own] != [_place(one) for one in paths]:
         raise ConfigError(
             f"config key {path} is {_shown(own)}, and {_OFFLOAD}.nvme_path is {_shown(paths)}",
             hint="write the same for both, a list where there are several drives: state and "
@@ -103,6 +104,12 @@ def _folders(lookup: Lookup, path: str) -> tuple[str, ...]:
                 hint=f"write {_shown(tuple(dict.fromkeys(found)))}",
             )
     return found
+
+
+def _place(folder: str) -> str:
+    """The folder that a path names, however it is written."""
+    # not resolve(), which asks the file system: it may refuse the name
+    return os.path.abspath(folder)  # noqa: PTH100
 
 
 def _shown(paths: tuple[str, ...]) -> str:
