@@ -24,6 +24,11 @@ def _error(config: dict[str, Any]) -> str:
         ("gradient_cliping", "did you mean gradient_clipping?"),
         ("aio.queue_dept", "did you mean aio.queue_depth?"),
         ("f16", "did you mean bf16 or fp16?"),
+        (
+            "zero_optimization.offload_optimizer.pipeline",
+            "did you mean zero_optimization.offload_optimizer.pipeline_read or "
+            "zero_optimization.offload_optimizer.pipeline_write?",
+        ),
         ("optimizer.params.l", "did you mean optimizer.params.lr?"),
         # another name for clipping, where this level has no key of the same letters
         ("max_gRad_norm", "did you mean gradient_clipping?"),

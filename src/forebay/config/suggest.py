@@ -84,7 +84,8 @@ def nearest(name: str, candidates: Iterable[str]) -> list[str]:
 def suggestion(name: str, *, level: str, levels: Mapping[str, Mapping[str, Key]]) -> str:
     """The hint for a name that the level does not know.
 
-    The level's own keys come first, then the same name elsewhere, then near ones elsewhere.
+    The level's own keys come first, those that it begins among them, then the same name elsewhere,
+    then near ones elsewhere.
 
     Args:
         name: The key as written.
@@ -104,6 +105,9 @@ def suggestion(name: str, *, level: str, levels: Mapping[str, Mapping[str, Key]]
     ]
     if own and (not exact or distance(_fold(name), _fold(own[0])) <= 1):
         return _question(join(level, known) for known in own)
+    longer = [known for known in levels[level] if _fold(known).startswith(f"{_fold(name)}_")]
+    if longer:
+        return _question(join(level, known) for known in longer)
     if exact:
         return _question(exact)
     elsewhere = nearest(name, {known for names in levels.values() for known in names})
