@@ -62,14 +62,14 @@ class StagedPart:
         own = block[len(block) - n * part.dtype.itemsize :]
         self.weights = own.view(part.dtype) if part.stores_on_host else None
 
-    def pairs(self, part: PartStorage) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """(host, device) tensors of each role that travels."""
+    def state_pairs(self, part: PartStorage) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """(host, device) tensors of each role of the state."""
         pairs = [(part.exp_avg, self.exp_avg), (part.exp_avg_sq, self.exp_avg_sq)]
         if self.low is not None and part.low is not None:
             pairs.append((part.low, self.low))
         if self.master is not None:
             pairs.append((part.high, self.master))
-        return pairs + self.weight_pairs(part)
+        return pairs
 
     def weight_pairs(self, part: PartStorage) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Those of the weights: none where they live on the device."""
@@ -179,7 +179,7 @@ class Streamer:
         staged = StagedPart(part, block[:state_bytes])
         spans = [
             (there.data_ptr(), here.data_ptr(), here.numel() * here.element_size())
-            for here, there in staged.pairs(part)
+            for here, there in (*staged.state_pairs(part), *staged.weight_pairs(part))
         ]
         sums = block[state_bytes:].view(torch.float32)
         if sums.numel():
@@ -216,17 +216,18 @@ class Streamer:
         moved, homes = 0, []
         event = self._accelerator.record_event()
         for part, staged in zip(unit.parts, unit.staging, strict=True):
-            weights = staged.weight_pairs(part)
-            pairs = staged.pairs(part)[: -len(weights) or None]
             sent = [
                 self._lanes.land(
-                    [(host.data_ptr(), here.data_ptr(), host.nbytes) for host, here in each],
+                    [(host.data_ptr(), here.data_ptr(), host.nbytes) for host, here in pairs],
                     event=event.handle,
                     after=[staged.ticket, *part.loads],
-                    urgent=each is weights,
+                    urgent=urgent,
                 )
-                for each in (weights, pairs)
-                if each
+                for pairs, urgent in (
+                    (staged.weight_pairs(part), True),
+                    (staged.state_pairs(part), False),
+                )
+                if pairs
             ]
             tickets = [ticket for ticket, _ in sent]
             home = tickets[0] if len(tickets) == 1 else self._lanes.join(tickets)
