@@ -19,7 +19,7 @@ from forebay.hardware.profile import read_profile
 from forebay.probe.device import device_copy, matrix_rates
 from forebay.probe.environment import State, report
 from forebay.probe.folder import measure_drive
-from forebay.probe.layer import layer_rates
+from forebay.probe.layer import _size_for, layer_rates
 from forebay.probe.system import HUGE_PAGES, read_system
 
 
@@ -99,6 +99,13 @@ def test_a_layers_operations_are_measured():
         assert 1e6 < rate.backward < 1e14, kind
     assert 1e-6 < found.issue.forward < 1
     assert 1e-6 < found.issue.backward < 1
+
+
+@pytest.mark.parametrize(("major", "dtype"), [(7, torch.float16), (8, torch.bfloat16)])
+def test_a_device_is_measured_in_the_sixteen_bits_that_it_computes(monkeypatch, major, dtype):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (major, 0))
+    assert _size_for(torch.device("cuda", 0)).dtype is dtype
+    assert _size_for(torch.device("cpu")).dtype is torch.float32
 
 
 @pytest.mark.slow

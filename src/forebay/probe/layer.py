@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -38,6 +38,8 @@ __all__ = ["layer_rates"]
 
 # Layers behind one figure of what issuing costs, and how often they are issued, at first unseen.
 _LAYERS, _ISSUES, _WARM_UP = 4, 40, 5
+# From here on bf16 is no emulation.
+_BF16_CAPABILITY = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,9 +194,17 @@ def _issue(accelerator: Accelerator, dtype: torch.dtype) -> PassRate:
     )
 
 
+def _size_for(device: torch.device) -> _Size:
+    """Of what devices of a kind train with: 16 bits as they compute them themselves."""
+    size = _SIZES[device.type]
+    if device.type == "cuda" and torch.cuda.get_device_capability(device)[0] < _BF16_CAPABILITY:
+        return replace(size, dtype=torch.float16)
+    return size
+
+
 def layer_rates(accelerator: Accelerator) -> LayerRates:
     """Measure a layer's operations."""
-    size = _SIZES[accelerator.device.type]
+    size = _size_for(accelerator.device)
     bench = _Bench(accelerator=accelerator, size=size)
     hidden, tokens = size.hidden, size.rows * size.sequence
     norm = _Norm(hidden).to(accelerator.device, size.dtype)
