@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import gc
 import re
 from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 import forebay
 from forebay.engine import offload_with
@@ -324,17 +326,28 @@ def test_after_closing_the_model_is_an_ordinary_one_on_the_host():
 def test_closing_gives_the_pool_back_at_once():
     """Not when the garbage collector finds the engine: its memory is wanted before."""
     model = deep()
+    gc.disable()
+    try:
+        with offloaded(model, replace(AWAY, pool_bytes=None)) as optimizer:
+            step(model, optimizer, inputs(1)[0])
+            homes = [part.home for unit in optimizer.engine.units for part in unit.parts]
+            model(inputs(1)[0])
+            assert sum(storage.nbytes() for home in homes for storage in home.storages) > BLOCK
+            left = [StorageWeakRef(storage) for home in homes for storage in home.storages]
+        assert all(storage.expired() for storage in left)
+    finally:
+        gc.enable()
+
+
+def test_what_was_made_of_weights_outlives_closing():
+    """A view of a weight on the device shows after closing what it showed before."""
+    model = deep()
     with offloaded(model, replace(AWAY, pool_bytes=None)) as optimizer:
         step(model, optimizer, inputs(1)[0])
-        storages = [
-            storage
-            for unit in optimizer.engine.units
-            for part in unit.parts
-            for storage in part.home.storages
-        ]
         model(inputs(1)[0])
-        assert sum(storage.nbytes() for storage in storages) > BLOCK
-    assert not any(storage.nbytes() for storage in storages)
+        view = model[0].weight.detach().t()
+        expected = view.clone()
+    assert torch.equal(view, expected)
 
 
 def test_forwards_without_gradients_say_what_they_cost(caplog):

@@ -146,7 +146,7 @@ class FrozenPart:
         """Let go of the memory; it lives on while parameters view it."""
         self._own.clear()
         if self.home is not None:
-            self.home.empty()
+            self.home.close()
         self._memory.close()
         self.weights = self.own_weights = torch.empty(0)
 

@@ -67,6 +67,14 @@ class WeightHome:
         for storage, _ in self._sized:
             storage.resize_(0)
 
+    def close(self) -> None:
+        """Let go of the tensors: their memory goes at once, unless somebody else views it.
+
+        A tensor that was made of a weight (`p.detach()`, a view) must not lose what it shows.
+        """
+        self._tensors.clear()
+        self._sized.clear()
+
 
 def own_tensor(flat: torch.Tensor, slot: ParamSlot) -> torch.Tensor:
     """One parameter's weight over flat memory, with a storage of its own.

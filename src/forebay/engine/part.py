@@ -387,7 +387,7 @@ class PartStorage:
         self._own.clear()
         if self.home is not None:
             # The garbage collector may take long to find an engine whose device memory is wanted.
-            self.home.empty()
+            self.home.close()
         for arena in [*self._state.arenas, *self.landings]:
             if arena is not None:
                 arena.close()
