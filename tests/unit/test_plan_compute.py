@@ -8,7 +8,7 @@ import pytest
 
 from forebay.hardware.catalog import CATALOG
 from forebay.hardware.layer_work import attention_operations
-from forebay.hardware.rates import PassRate
+from forebay.hardware.rates import PassRate, PassSeconds
 from forebay.plan.compute import compute_seconds, matrix_rate
 from forebay.plan.workload import Precision, Workload
 from plan_cases import LLAMA_3B, question
@@ -39,7 +39,7 @@ def test_few_tokens_take_as_long_as_issuing_them():
     # 28 layers forward with a checkpoint each, again, and backward.
     issue = 28 * 1.15 * (2.5 * layer.issue.forward + layer.issue.backward)
     assert issue < least < 1.2 * issue
-    quick = replace(layer, issue=PassRate(forward=1e-4, backward=1e-4))
+    quick = replace(layer, issue=PassSeconds(forward=1e-4, backward=1e-4))
     assert _passes(1, layer=quick) < least / 3
     assert _passes(64, layer=quick) == pytest.approx(_passes(64), rel=0.1)
 

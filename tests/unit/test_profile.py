@@ -22,9 +22,17 @@ from forebay.hardware.profile import (
     load_profile,
     read_profile,
 )
-from forebay.hardware.rates import PassRate
+from forebay.hardware.rates import PassRate, PassSeconds, System
 
-_KINDS = ("norm", "fused_norm", "rotation", "activation", "attention", "loss", "issue")
+_KINDS = ("norm", "fused_norm", "rotation", "activation", "attention", "loss")
+
+
+def _layer(dtype: str) -> LayerRates:
+    return LayerRates(
+        dtype=dtype,
+        **dict.fromkeys(_KINDS, PassRate(forward=3e12, backward=2e12)),
+        issue=PassSeconds(forward=1e-3, backward=2e-3),
+    )
 
 
 def _profile(**changes) -> Profile:
@@ -59,13 +67,12 @@ def test_a_profile_comes_back_equal(tmp_path):
     full = _profile(
         matrix=(MatrixRate(dtype="bfloat16", size=4096, flops=8e14),),
         device_memory=4e12,
-        layer=LayerRates(
-            dtype="bfloat16",
-            **dict.fromkeys(_KINDS, PassRate(forward=3e12, backward=2e12)),
-        ),
+        layer=_layer("bfloat16"),
         node=Node(devices=2, cores=4, device_bytes=1 << 34, host_bytes=1 << 36, uplinks=1),
         drives=Drives(count=2, capacity_bytes=10**12, read=5e9, write=3e9),
         network=Network(inside=2e11, across=None),
+        # Where nothing may be locked.
+        system=System(huge_pages="never", direct_storage="missing", memlock_bytes=0),
     )
     for profile in (_profile(), full):
         path = _written(tmp_path, profile.as_json())
@@ -88,7 +95,7 @@ def test_rates_are_the_best_that_was_seen():
         ({"threads": [{"threads": 1, "update": -1.0, "copy": 1.0}]}, "update is -1.0"),
         ({"link": {"up": 1.0}}, "is missing"),
         ({"link": 3}, "must be an object"),
-        ({"device_memory": float("inf")}, "device_memory is inf; .* between 0 and 1e18"),
+        ({"device_memory": float("inf")}, "device_memory is inf; .* between 100000 and 1e\\+18"),
         ({"node": {"devices": 1.5}}, "node: cores is missing"),
         ({"drives": {"count": 0.5, "capacity_bytes": 1, "read": 1, "write": 1}}, "count is 0.5"),
         ({"matrix": [{"dtype": 3, "size": 1, "flops": 1}]}, r"matrix\[0\]: dtype is 3; .* text"),
@@ -100,6 +107,37 @@ def test_wrong_files_are_refused(tmp_path, change, words):
     data = json.loads(_profile().as_json()) | change
     with pytest.raises(ConfigError, match=words):
         load_profile(_written(tmp_path, data), device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "words"),
+    [
+        (("layer", "loss", "backward"), 1e-9, "layer: loss: backward is 1e-09; .* 100000 and"),
+        (("layer", "issue", "forward"), 1e12, "layer: issue: forward is .* 1e-09 and 100"),
+        (("layer", "norm", "forward"), float("nan"), "norm: forward is nan; .* 100000 and"),
+        (("layer", "dtype"), "float16", r"layer: dtype is 'float16'; .* matrix \(float32\)"),
+        (("matrix", 1, "size"), 64, r"matrix\[1\]: size is 64, after 128 of float32"),
+        (("link", "up"), 1e-300, "link: up is 1e-300; .* 100000 and"),
+        (("drives", "both"), 9e9, "drives: both is 9e[+]09; it must be at most 8e[+]09"),
+        (("corrections", "compute"), 1e9, "compute is .* between 0.0001 and 10000"),
+        (("node", "devices"), 10**12, "devices is 10+; .* between 1 and 1e[+]06"),
+    ],
+    ids=str,
+)
+def test_an_absurd_number_is_named_with_its_range(tmp_path, path, value, words):
+    profile = _profile(
+        matrix=tuple(MatrixRate(dtype="float32", size=size, flops=1e12) for size in (128, 256)),
+        layer=_layer("float32"),
+        node=Node(devices=2, cores=4, device_bytes=1 << 34, host_bytes=1 << 36, uplinks=1),
+        drives=Drives(count=2, capacity_bytes=10**12, read=5e9, write=3e9, both=6e9),
+    )
+    data = json.loads(profile.as_json())
+    inner = data
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = value
+    with pytest.raises(ConfigError, match=words):
+        read_profile(_written(tmp_path, data))
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"version": 3}'])

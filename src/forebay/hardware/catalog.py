@@ -23,7 +23,7 @@ from forebay.hardware.profile import (
     Profile,
     ThreadRate,
 )
-from forebay.hardware.rates import PassRate
+from forebay.hardware.rates import PassRate, PassSeconds
 from forebay.hardware.sheets import SHEETS
 from forebay.hardware.sources import GRACE, HERE, INFINITY, OURS, Source
 
@@ -51,7 +51,7 @@ _LAYER: Final = LayerRates(
     activation=PassRate(forward=0.97, backward=1.11),
     attention=PassRate(forward=0.63, backward=0.56),
     loss=PassRate(forward=0.55, backward=1.03),
-    issue=PassRate(forward=1.3e-3, backward=1.7e-3),
+    issue=PassSeconds(forward=1.3e-3, backward=1.7e-3),
 )
 
 

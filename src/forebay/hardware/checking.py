@@ -5,27 +5,37 @@ Driven by the dataclasses' own annotations; it knows no format by itself.
 
 from __future__ import annotations
 
-import math
 import types
 import typing
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from typing import Any, TypeVar
 
 from forebay.errors import ConfigError
 
-__all__ = ["decode"]
+__all__ = ["Between", "decode"]
 
 _T = TypeVar("_T")
 
-# No machine of today moves, computes or holds 1e18 of anything.
-_MOST = 1e18
+
+@dataclass(frozen=True, slots=True)
+class Between:
+    """What an annotated number may be, both ends included.
+
+    Attributes:
+        least: The smallest.
+        most: The largest.
+    """
+
+    least: float
+    most: float
 
 
 def decode(kind: type[_T], data: Any, *, where: str, hint: str) -> _T:
     """Make a value of a dataclass from decoded JSON.
 
     Args:
-        kind: The dataclass; fields are numbers, text, dataclasses, tuples of these, or None.
+        kind: The dataclass; fields are numbers annotated with `Between`, text, dataclasses, tuples
+            of these, or None.
         data: Decoded JSON.
         where: What it is, for messages.
         hint: What to do about a wrong one.
@@ -49,7 +59,7 @@ def decode(kind: type[_T], data: Any, *, where: str, hint: str) -> _T:
     ):
         if names:
             raise ConfigError(f"{where}: {names[0]} {problem}", hint=hint)
-    hints = typing.get_type_hints(kind)
+    hints = typing.get_type_hints(kind, include_extras=True)
     return kind(
         **{
             name: _value(hints[name], value, where=f"{where}: {name}", hint=hint)
@@ -59,10 +69,11 @@ def decode(kind: type[_T], data: Any, *, where: str, hint: str) -> _T:
 
 
 def _value(hint_type: Any, value: Any, *, where: str, hint: str) -> Any:
+    origin = typing.get_origin(hint_type)
     options = [one for one in typing.get_args(hint_type) if one is not types.NoneType]
-    if typing.get_origin(hint_type) is types.UnionType:
+    if origin in (types.UnionType, typing.Union):
         return None if value is None else _value(options[0], value, where=where, hint=hint)
-    if typing.get_origin(hint_type) is tuple:
+    if origin is tuple:
         if not isinstance(value, list | tuple):
             raise ConfigError(f"{where} must be a list, not {type(value).__name__}", hint=hint)
         return tuple(
@@ -75,14 +86,18 @@ def _value(hint_type: Any, value: Any, *, where: str, hint: str) -> Any:
         if not isinstance(value, str):
             raise ConfigError(f"{where} is {value!r}; it must be text", hint=hint)
         return value
-    return _number(hint_type, value, where=where)
+    kind, allowed = options
+    return _number(kind, value, allowed=allowed, where=where)
 
 
-def _number(kind: Any, value: Any, *, where: str) -> Any:
+def _number(kind: Any, value: Any, *, allowed: Between, where: str) -> Any:
     whole = kind is int
     accepted = int if whole else (int, float)
     number = isinstance(value, accepted) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or not 0 < value < _MOST:
+    if not number or not allowed.least <= value <= allowed.most:
         noun = "a whole number" if whole else "a number"
-        raise ConfigError(f"{where} is {value!r}; it must be {noun} between 0 and 1e18")
+        raise ConfigError(
+            f"{where} is {value!r}; it must be {noun} between {allowed.least:g} and "
+            f"{allowed.most:g}"
+        )
     return value

@@ -18,12 +18,14 @@ from forebay.hardware.checking import decode
 from forebay.hardware.rates import (
     UNCORRECTED,
     Corrections,
+    Count,
     Drives,
     LayerRates,
     LinkRates,
     MatrixRate,
     Network,
     Node,
+    Rate,
     System,
     ThreadRate,
 )
@@ -65,7 +67,7 @@ class Machine:
     """
 
     cpu: str
-    cpus: int
+    cpus: Count
     device: str
 
     @classmethod
@@ -106,14 +108,14 @@ class Profile:
     threads: tuple[ThreadRate, ...]
     link: LinkRates
     matrix: tuple[MatrixRate, ...] = ()
-    device_memory: float | None = None
+    device_memory: Rate | None = None
     layer: LayerRates | None = None
     node: Node | None = None
     drives: Drives | None = None
     network: Network | None = None
     system: System | None = None
     corrections: Corrections = UNCORRECTED
-    version: int = PROFILE_VERSION
+    version: Count = PROFILE_VERSION
 
     def rates(self) -> Rates:
         """The bandwidths that choosing places needs.
@@ -176,7 +178,33 @@ class Profile:
         profile = decode(cls, data, where=source, hint=_HINT)
         if not profile.threads:
             raise ConfigError(f"{source}: threads must be a list with at least one entry")
+        profile._check_agreement(source)
         return profile
+
+    def _check_agreement(self, source: str) -> None:
+        """Refuse fields of which each by itself may be right, and not beside the others."""
+        sizes: dict[str, int] = {}
+        for place, row in enumerate(self.matrix):
+            if row.size <= (before := sizes.get(row.dtype, 0)):
+                raise ConfigError(
+                    f"{source}: matrix[{place}]: size is {row.size}, after {before} of "
+                    f"{row.dtype}; sizes of a dtype must ascend",
+                    hint=_HINT,
+                )
+            sizes[row.dtype] = row.size
+        if self.layer is not None and self.layer.dtype not in sizes:
+            raise ConfigError(
+                f"{source}: layer: dtype is {self.layer.dtype!r}; it must be one of matrix "
+                f"({', '.join(sizes) or 'none'})",
+                hint=_HINT,
+            )
+        drives = self.drives
+        if drives and drives.both and drives.both > drives.read + drives.write:
+            raise ConfigError(
+                f"{source}: drives: both is {drives.both:g}; it must be at most "
+                f"{drives.read + drives.write:g}, the sum of read and write",
+                hint=_HINT,
+            )
 
     def check_machine(self, machine: Machine, *, source: str) -> None:
         """Refuse a profile that was measured elsewhere.

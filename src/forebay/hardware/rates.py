@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Annotated, TypeAlias
+
+from forebay.hardware.checking import Between
 
 __all__ = [
     "UNCORRECTED",
+    "Bytes",
     "Corrections",
+    "Count",
     "DriveUse",
     "Drives",
     "LayerRates",
@@ -15,9 +20,20 @@ __all__ = [
     "Network",
     "Node",
     "PassRate",
+    "PassSeconds",
+    "Rate",
     "System",
     "ThreadRate",
 ]
+
+# A file with other numbers is no measurement. A floppy disk moves 1e5 bytes per second; no machine
+# of today moves, computes or holds 1e18 of anything.
+Rate: TypeAlias = Annotated[float, Between(1e5, 1e18)]
+Bytes: TypeAlias = Annotated[int, Between(1, 1e18)]
+Count: TypeAlias = Annotated[int, Between(1, 1e6)]
+_Seconds: TypeAlias = Annotated[float, Between(1e-9, 100.0)]
+# One run teaches a twentieth to twenty times; a file may have learned more than once.
+_Factor: TypeAlias = Annotated[float, Between(1e-4, 1e4)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,9 +46,9 @@ class ThreadRate:
         copy: Of a copy (bytes read plus bytes written), bytes per second.
     """
 
-    threads: int
-    update: float
-    copy: float
+    threads: Count
+    update: Rate
+    copy: Rate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,13 +66,13 @@ class LinkRates:
         update_beside_down: Host memory traffic of the update meanwhile.
     """
 
-    up: float
-    down: float
-    both: float
-    beside_update: float
-    update_beside: float
-    down_beside_update: float
-    update_beside_down: float
+    up: Rate
+    down: Rate
+    both: Rate
+    beside_update: Rate
+    update_beside: Rate
+    down_beside_update: Rate
+    update_beside_down: Rate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,8 +86,8 @@ class MatrixRate:
     """
 
     dtype: str
-    size: int
-    flops: float
+    size: Count
+    flops: Rate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,12 +95,25 @@ class PassRate:
     """One kind of operation in both passes.
 
     Attributes:
+        forward: In forward, per second.
+        backward: In backward, per second.
+    """
+
+    forward: Rate
+    backward: Rate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassSeconds:
+    """What takes the same time however much is computed, in both passes.
+
+    Attributes:
         forward: In forward.
         backward: In backward.
     """
 
-    forward: float
-    backward: float
+    forward: _Seconds
+    backward: _Seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +130,8 @@ class LayerRates:
         activation: An activation and the product with the other half.
         attention: Causal attention in one operation.
         loss: Cross entropy of logits that become fp32.
-        issue: Seconds, not a rate: what the processor needs to issue one layer to the device; on
-            `cpu`, what a layer costs beside its work.
+        issue: What the processor needs to issue one layer to the device; on `cpu`, what a layer
+            costs beside its work.
     """
 
     dtype: str
@@ -112,7 +141,7 @@ class LayerRates:
     activation: PassRate
     attention: PassRate
     loss: PassRate
-    issue: PassRate
+    issue: PassSeconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,12 +157,12 @@ class Node:
         numa_nodes: Memories that the host's cores are divided over.
     """
 
-    devices: int
-    cores: int
-    device_bytes: int
-    host_bytes: int
-    uplinks: int
-    numa_nodes: int = 1
+    devices: Count
+    cores: Count
+    device_bytes: Bytes
+    host_bytes: Bytes
+    uplinks: Count
+    numa_nodes: Count = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,11 +178,11 @@ class Drives:
             fast as alone.
     """
 
-    count: int
-    capacity_bytes: int
-    read: float
-    write: float
-    both: float | None = None
+    count: Count
+    capacity_bytes: Bytes
+    read: Rate
+    write: Rate
+    both: Rate | None = None
 
     def as_many(self, count: int) -> Drives:
         """So many drives of the same kind.
@@ -222,9 +251,9 @@ class Network:
         latency_seconds: Of one collective.
     """
 
-    inside: float
-    across: float | None = None
-    latency_seconds: float = 20e-6
+    inside: Rate
+    across: Rate | None = None
+    latency_seconds: _Seconds = 20e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,9 +271,9 @@ class System:
 
     huge_pages: str
     direct_storage: str
-    memlock_bytes: int | None = None
-    memory_limit_bytes: int | None = None
-    processor_limit: float | None = None
+    memlock_bytes: Annotated[int, Between(0, 1e18)] | None = None
+    memory_limit_bytes: Bytes | None = None
+    processor_limit: Annotated[float, Between(1e-3, 1e6)] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,11 +288,11 @@ class Corrections:
         runs: How many runs they come from.
     """
 
-    compute: float = 1.0
-    host_update: float = 1.0
-    activations: float = 1.0
-    drives: float = 1.0
-    runs: int | None = None
+    compute: _Factor = 1.0
+    host_update: _Factor = 1.0
+    activations: _Factor = 1.0
+    drives: _Factor = 1.0
+    runs: Count | None = None
 
 
 UNCORRECTED = Corrections()

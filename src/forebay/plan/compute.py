@@ -16,7 +16,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from forebay.errors import ConfigError
-from forebay.hardware.rates import PassRate
+from forebay.hardware.rates import PassRate, PassSeconds
 from forebay.plan.simulate import ComputeSeconds
 from forebay.plan.unit_work import Kind, block_work, embedding_work, head_work
 from forebay.plan.workload import Recompute
@@ -131,7 +131,7 @@ def _seconds(
         rate = _rate(one.kind, profile=profile, dtype=dtype)
         forward += one.forward / rate.forward
         backward += one.backward / rate.backward
-    issue = PassRate(forward=0.0, backward=0.0) if profile.layer is None else profile.layer.issue
+    issue = profile.layer.issue if profile.layer else PassSeconds(forward=0.0, backward=0.0)
     return _Passes(
         forward=forward,
         backward=backward,

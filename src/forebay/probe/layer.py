@@ -26,7 +26,7 @@ from forebay.hardware.layer_work import (
     norm_bytes,
     rotation_bytes,
 )
-from forebay.hardware.rates import LayerRates, PassRate
+from forebay.hardware.rates import LayerRates, PassRate, PassSeconds
 from forebay.probe.timing import seconds_of
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ class _Bench:
         return self.computed(work, inputs, forward=nbytes, backward=BYTES_BACKWARD * nbytes)
 
 
-def _issue(accelerator: Accelerator, dtype: torch.dtype) -> PassRate:
+def _issue(accelerator: Accelerator, dtype: torch.dtype) -> PassSeconds:
     """Seconds of one layer on almost nothing."""
     device, hidden = accelerator.device, 64
     layers = [_Layer(hidden).to(device, dtype) for _ in range(_LAYERS)]
@@ -188,7 +188,7 @@ def _issue(accelerator: Accelerator, dtype: torch.dtype) -> PassRate:
         total.backward()
         forward.append(middle - begin)
         backward.append(time.perf_counter() - again)
-    return PassRate(
+    return PassSeconds(
         forward=statistics.median(forward[_WARM_UP:]) / _LAYERS,
         backward=statistics.median(backward[_WARM_UP:]) / _LAYERS,
     )
