@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from forebay.errors import ConfigError
 from forebay.hardware.catalog import CATALOG
 from forebay.hardware.layer_work import attention_operations
 from forebay.hardware.rates import PassRate, PassSeconds
@@ -58,3 +59,11 @@ def test_attention_in_another_precision_follows_the_products():
         peak = matrix_rate(profile, dtype=precision.dtype, size=8192)
         # Attention is the most of such a step, at 0.63 of what products reach.
         assert once / (0.63 * peak) < found.forward[1] < 1.6 * once / (0.63 * peak)
+
+
+def test_a_precision_without_a_rate_is_answered_with_those_that_have_one():
+    profile = CATALOG["h200"].profile
+    profile = replace(profile, matrix=tuple(r for r in profile.matrix if r.dtype != "float16"))
+    with pytest.raises(ConfigError, match="no rate for float16") as caught:
+        matrix_rate(profile, dtype="float16", size=1024)
+    assert caught.value.hint == "choose another precision: --precision bf16 or fp32"

@@ -19,7 +19,7 @@ from forebay.errors import ConfigError
 from forebay.hardware.rates import PassRate, PassSeconds
 from forebay.plan.simulate import ComputeSeconds
 from forebay.plan.unit_work import Kind, block_work, embedding_work, head_work
-from forebay.plan.workload import Recompute
+from forebay.plan.workload import Precision, Recompute
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -86,10 +86,14 @@ def matrix_rate(profile: Profile, *, dtype: str, size: float) -> float:
     """
     rows = [rate for rate in profile.matrix if rate.dtype == dtype]
     if not rows:
-        known = ", ".join(sorted({rate.dtype for rate in profile.matrix})) or "none"
+        known = {rate.dtype for rate in profile.matrix}
+        others = " or ".join(one.value for one in Precision if one.dtype in known)
         raise ConfigError(
-            f"{profile.machine.device} has no rate for {dtype} (known: {known})",
-            hint="choose another precision, such as --precision fp16",
+            f"{profile.machine.device} has no rate for {dtype} (known: "
+            f"{', '.join(sorted(known)) or 'none'})",
+            hint=f"choose another precision: --precision {others}"
+            if others
+            else "measure this machine with: forebay probe --output FILE",
         )
     place = bisect.bisect_left([row.size for row in rows], size)
     if place == len(rows):
