@@ -62,7 +62,7 @@ def test_attention_in_another_precision_follows_the_products():
 
 
 def test_a_precision_without_a_rate_is_answered_with_those_that_have_one():
-    profile = CATALOG["h200"].profile
+    profile = CATALOG["h200"]
     profile = replace(profile, matrix=tuple(r for r in profile.matrix if r.dtype != "float16"))
     with pytest.raises(ConfigError, match="no rate for float16") as caught:
         matrix_rate(profile, dtype="float16", size=1024)

@@ -16,9 +16,11 @@ from forebay.accelerators.select import accelerator_for
 from forebay.cli.main import main
 from forebay.errors import ConfigError, StorageError
 from forebay.hardware.profile import read_profile
+from forebay.hardware.storage import Storage
+from forebay.plan.fluid import Meeting, Task, run
 from forebay.probe.device import device_copy, matrix_rates
 from forebay.probe.environment import State, report
-from forebay.probe.folder import measure_drive
+from forebay.probe.folder import both_at_once, measure_drive
 from forebay.probe.layer import _size_for, layer_rates
 from forebay.probe.system import HUGE_PAGES, read_system
 
@@ -34,9 +36,21 @@ def test_a_drive_is_written_and_read_and_left_as_it_was(tmp_path):
 def test_drives_that_cannot_be_measured(tmp_path):
     with pytest.raises(ConfigError, match="is no folder"):
         measure_drive(tmp_path / "none")
-    with pytest.raises(StorageError):
+    with pytest.raises(StorageError, match=r"the measurement takes 64.0 PiB in .* left"):
         measure_drive(tmp_path, nbytes=1 << 56)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("exchanged", [0.4, 1.5, 2.0, 2.1])
+@pytest.mark.parametrize(("read", "write"), [(6.0, 2.0), (2.0, 6.0), (2.0, 2.0)])
+def test_an_exchange_is_forecast_as_long_as_it_was_measured(read, write, exchanged):
+    """Whichever direction is the faster; a drive never does more at once than alone."""
+    meeting = Meeting(
+        lanes=frozenset("rw"), total=both_at_once(read=read, write=write, exchanged=exchanged)
+    )
+    tasks = [Task(lane=lane, work=1.0, rate=rate) for lane, rate in (("r", read), ("w", write))]
+    spans = run(tasks, memory=1e9, meetings=[meeting])
+    assert max(span.end for span in spans) == pytest.approx(1 / min(exchanged, 2.0))
 
 
 def test_a_report_names_limits_and_their_remedies(tmp_path):
@@ -135,3 +149,11 @@ def test_the_command_refuses_a_drive_that_is_not_there_and_reports(tmp_path, cap
     assert main(["probe", "--report", "--json"]) == 0
     parts = {row["part"] for row in json.loads(capsys.readouterr().out)}
     assert {"NUMA", "GPUDirect Storage", "drive", "processor time", "memlock"} <= parts
+
+
+def test_a_folder_in_host_memory_is_measured_with_a_warning(capsys, monkeypatch, tmp_path):
+    memory = Storage(kind="tmpfs", source="none", free_bytes=1, is_rotating=None)
+    monkeypatch.setattr("forebay.cli.probe.storage_of", lambda _path: memory)
+    monkeypatch.setattr("forebay.probe.measuring.measure_all", lambda *_, **__: None)
+    assert main(["probe", "--device", "cpu", "--drive", str(tmp_path)]) == 0
+    assert f"warning: {tmp_path}: tmpfs is host memory" in capsys.readouterr().err

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from forebay.cli.outputs import file_to_write, write_text
+from forebay.hardware.storage import storage_of
 
 __all__ = ["probe"]
 
@@ -74,6 +75,9 @@ def probe(  # noqa: PLR0913 - one parameter an option
         return 0
     from forebay.probe.measuring import Effort, measure_all
 
+    if drive is not None:
+        for warning in storage_of(drive).warnings():
+            typer.echo(f"warning: {drive}: {warning}", err=True)
     effort = Effort(elements=4 << 20, link_bytes=64 << 20, repeats=3) if quick else Effort()
     profile = measure_all(
         None if device == "auto" else device,

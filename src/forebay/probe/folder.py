@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-__all__ = ["DriveProbe", "Setting", "measure_drive", "probe_drive"]
+__all__ = ["DriveProbe", "Setting", "both_at_once", "measure_drive", "probe_drive"]
 
 _BLOCKS: Final = (256 << 10, 1 << 20, 4 << 20, 8 << 20)
 _DEPTHS: Final = (1, 4, 8, 32)
@@ -196,15 +196,52 @@ def measure_drive(folder: Path, *, nbytes: int = _FILE_BYTES) -> Drives:
     if not folder.is_dir():
         raise ConfigError(f"--drive {folder} is no folder", hint="make it on the local drive")
     free = storage_of(folder).free_bytes
+    if free < nbytes:
+        raise StorageError(
+            f"the measurement takes {format_bytes(nbytes)} in {folder}, which has "
+            f"{format_bytes(free)} left",
+            hint="make room, or name a folder on another drive",
+        )
     drive = Drive(folder, nbytes=nbytes, core=native.core())
-    write, read, both = [], [], []
+    write, read, each = [], [], []
     try:
         # In turn: a drive that others share changes from second to second.
         for _ in range(_ROUNDS):
             write.append(drive.move("write", FileAccess(), nbytes=nbytes).rate)
             read.append(drive.move("read", FileAccess(), nbytes=nbytes).rate)
-            both.append(2 * drive.exchange(FileAccess()))
+            each.append(drive.exchange(FileAccess()))
     finally:
         drive.close()
-    write_rate, read_rate, together = (statistics.median(rates) for rates in (write, read, both))
-    return Drives(count=1, capacity_bytes=free, read=read_rate, write=write_rate, both=together)
+    read_rate, write_rate, exchanged = (statistics.median(rates) for rates in (read, write, each))
+    return Drives(
+        count=1,
+        capacity_bytes=free,
+        read=read_rate,
+        write=write_rate,
+        both=both_at_once(read=read_rate, write=write_rate, exchanged=exchanged),
+    )
+
+
+def both_at_once(*, read: float, write: float, exchanged: float) -> float:
+    """Reads and writes at once, together, such that a forecast of the exchange takes as long.
+
+    An exchange moves as much in either direction, so the slower one bounds it, with a drive's
+    bandwidth to spare. The planner slows both down in proportion, and lets the slower go on alone
+    once the faster has ended: of one byte each way that takes 1/(s fast) + (1 - slow/fast)/slow
+    seconds, which is solved for the share s.
+
+    Args:
+        read: Bytes per second, alone.
+        write: Bytes per second, alone.
+        exchanged: Bytes per second in each direction while as much is read as is written.
+
+    Example:
+        >>> both_at_once(read=6.0, write=2.0, exchanged=2.0)  # neither slows the other down
+        8.0
+        >>> both_at_once(read=6.0, write=2.0, exchanged=1.5)  # one after the other
+        4.0
+    """
+    slow, fast = sorted((read, write))
+    # More at once than alone is a neighbour's moment.
+    waited = max(0.0, 1 / exchanged - 1 / slow)
+    return (read + write) / (1 + fast * waited)
