@@ -9,7 +9,7 @@ import pytest
 from forebay.errors import ConfigError
 from forebay.hardware.catalog import CATALOG
 from forebay.hardware.layer_work import attention_operations
-from forebay.hardware.rates import PassRate, PassSeconds
+from forebay.hardware.rates import PassSeconds
 from forebay.plan.compute import compute_seconds, matrix_rate
 from forebay.plan.workload import Precision, Workload
 from plan_cases import LLAMA_3B, question
