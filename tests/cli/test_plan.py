@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import torch
@@ -60,6 +61,25 @@ def test_what_does_not_fit(capsys, tmp_path):
     assert code == 1
     assert out.startswith("Training all 42.5 billion parameters does not fit on this device")
     assert "The nearest changes that fit:" in out
+
+
+def test_passes_that_wait_for_the_processor_are_told(capsys):
+    """And what is told holds: so many times as many tokens take hardly longer."""
+
+    def planned(sequences):
+        words = ["1B", "--machine", "h200", "--devices", 1, "--sequence", 128]
+        _, out, _ = _run(capsys, *words, "--batch", sequences, "--json")
+        plan = json.loads(out)
+        told = [one for one in plan["warnings"] if "waits for the processor to issue" in one]
+        return plan["recommended"]["seconds"], told
+
+    few, (told,) = planned(2)
+    times = float(re.search(r"operations: (\S+) times as many", told).group(1))
+    same, _ = planned(int(2 * times))
+    assert few < same < 1.1 * few
+    many, none = planned(int(8 * times))
+    assert many > 2 * few
+    assert none == []
 
 
 def test_json(capsys, model):
@@ -181,7 +201,7 @@ def test_profiles_of_another_version_are_refused(capsys, tmp_path):
     path.write_text(json.dumps(json.loads(CATALOG["h100"].as_json()) | {"version": 1}))
     code, _, err = _run(capsys, "7e9", "--profile", path)
     assert code == 2
-    assert "is a profile of version 1, and this forebay reads version 2" in err
+    assert "is a profile of version 1, and this forebay reads version 3" in err
 
 
 def test_an_optimizer_that_is_not_built_has_a_forecast_and_no_configuration(capsys):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from forebay.plan.unit_work import UnitWork
     from forebay.plan.workload import Workload
 
-__all__ = ["BlockMatrices", "compute_seconds", "matrix_rate", "model_flops"]
+__all__ = ["BlockMatrices", "compute_seconds", "issue_share", "matrix_rate", "model_flops"]
 
 # Wider than any row of a profile.
 _WIDE = 1e9
@@ -200,6 +200,27 @@ def compute_seconds(
         forward=tuple(factor * one for one in found.forward),
         backward=tuple(factor * one for one in found.backward),
     )
+
+
+def issue_share(shape: ModelShape, *, workload: Workload, profile: Profile) -> float:
+    """The share of the passes in which a device of its own waits for operations to be issued.
+
+    Args:
+        shape: The model.
+        workload: Its micro-batch.
+        profile: The machine.
+
+    Raises:
+        ConfigError: The device has no rate for the precision.
+    """
+    if profile.layer is None or profile.machine.device == "cpu":
+        return 0.0
+    at_once = replace(profile.layer, issue=PassSeconds(forward=0.0, backward=0.0))
+    passes, works = (
+        compute_seconds(shape, workload=workload, profile=one)
+        for one in (profile, replace(profile, layer=at_once))
+    )
+    return 1 - sum(works.forward + works.backward) / sum(passes.forward + passes.backward)
 
 
 def model_flops(shape: ModelShape, workload: Workload) -> float:

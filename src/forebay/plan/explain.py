@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from forebay.plan.advice import margins, offload_worth
 from forebay.plan.choose import Verdict
-from forebay.plan.compute import model_flops
+from forebay.plan.compute import issue_share, model_flops
 from forebay.plan.nearest import nearest_changes
 from forebay.plan.placement import AccumulationOrder, UpdatePlace
 from forebay.plan.ready import not_built, ready_config
@@ -46,6 +46,8 @@ _MEANINGS = {
 _TIERS = {"device": "each device", "host": "each host", "nvme": "each node's drives"}
 # Below so many cores for each device an update on the host is slow whatever its memory.
 _FEW_CORES = 4
+# Of the passes; below this a larger batch gains little.
+_WAITS = 0.25
 # A drive's rated life: about one full write a day for five years.
 _DRIVE_WRITES = 1825
 
@@ -238,6 +240,14 @@ def warnings_of(choice: Choice) -> Iterator[str]:
     lacks = not_built(best.setup) if best else ""
     if lacks:
         yield f"this version does not run {lacks} yet; the figures are a forecast only"
+    if best:
+        waits = issue_share(question.shape, workload=best.setup.workload, profile=question.profile)
+        if waits > _WAITS:
+            yield (
+                f"for {waits:.0%} of the passes the device waits for the processor to issue "
+                f"operations: {1 / (1 - waits):.2g} times as many tokens in a pass take hardly "
+                "longer"
+            )
     if best and best.setup.workload.order is AccumulationOrder.LAYER:
         yield "in layer order an update's micro-batches come together: engine.train_batch"
     if work.recompute is Recompute.BLOCKS:
