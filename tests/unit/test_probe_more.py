@@ -15,7 +15,8 @@ import torch
 from forebay.accelerators.select import accelerator_for
 from forebay.cli.main import main
 from forebay.errors import ConfigError, StorageError
-from forebay.hardware.profile import read_profile
+from forebay.hardware.profile import Drives, read_profile
+from forebay.hardware.rates import DriveUse
 from forebay.hardware.storage import Storage
 from forebay.plan.fluid import Meeting, Task, run
 from forebay.probe.device import device_copy, matrix_rates
@@ -50,7 +51,12 @@ def test_an_exchange_is_forecast_as_long_as_it_was_measured(read, write, exchang
     )
     tasks = [Task(lane=lane, work=1.0, rate=rate) for lane, rate in (("r", read), ("w", write))]
     spans = run(tasks, memory=1e9, meetings=[meeting])
-    assert max(span.end for span in spans) == pytest.approx(1 / min(exchanged, 2.0))
+    seconds = 1 / min(exchanged, 2.0)
+    assert max(span.end for span in spans) == pytest.approx(seconds)
+    # A run that does the same teaches that the drive is as fast as its profile says.
+    drives = Drives(count=1, capacity_bytes=1, read=read, write=write, both=meeting.total)
+    use = DriveUse(bytes_read=1, read_seconds=seconds, bytes_written=1, write_seconds=seconds)
+    assert use.times_as_long(drives, sharers=1) == pytest.approx(1.0)
 
 
 def test_a_report_names_limits_and_their_remedies(tmp_path):

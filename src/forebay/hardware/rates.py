@@ -207,6 +207,23 @@ class Drives:
         slower = 1.0 if self.both is None else min(1.0, self.both / alone)
         return slower * self.read, slower * self.write
 
+    def seconds_at_once(self, *, bytes_read: float, bytes_written: float) -> float:
+        """Seconds of a read and a write that begin together; the longer goes on alone.
+
+        Example:
+            >>> # 4 s of both, then 2 s of writing
+            >>> drives = Drives(count=1, capacity_bytes=1, read=4.0, write=2.0, both=3.0)
+            >>> drives.seconds_at_once(bytes_read=8, bytes_written=8)
+            6.0
+        """
+        read, write = self.beside_each_other
+        both = min(bytes_read / read, bytes_written / write)
+        alone = (
+            (bytes_read - both * read) / self.read,
+            (bytes_written - both * write) / self.write,
+        )
+        return both + max(alone)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriveUse:
@@ -227,18 +244,20 @@ class DriveUse:
     def times_as_long(self, drives: Drives, *, sharers: int) -> float:
         """How many times as long it took as drives take that so many processes share evenly.
 
-        State is read and written at the same time.
+        State is read and written at the same time; the direction that takes longer counts, as
+        blocks of both wait in one queue, so that the faster is busy for as long.
 
         Example:
             >>> drives = Drives(count=1, capacity_bytes=1, read=4.0, write=2.0)
             >>> DriveUse(
             ...     bytes_read=8, read_seconds=6.0, bytes_written=8, write_seconds=6.0
             ... ).times_as_long(drives, sharers=1)
-            2.0
+            1.5
         """
-        read, write = drives.beside_each_other
-        expected = self.bytes_read / read + self.bytes_written / write
-        return (self.read_seconds + self.write_seconds) / (sharers * expected)
+        expected = drives.seconds_at_once(
+            bytes_read=self.bytes_read, bytes_written=self.bytes_written
+        )
+        return max(self.read_seconds, self.write_seconds) / (sharers * expected)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
