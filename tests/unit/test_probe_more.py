@@ -15,6 +15,7 @@ import torch
 from forebay.accelerators.select import accelerator_for
 from forebay.cli.main import main
 from forebay.errors import ConfigError, StorageError
+from forebay.hardware.catalog import CATALOG
 from forebay.hardware.profile import Drives, read_profile
 from forebay.hardware.rates import DriveUse
 from forebay.hardware.storage import Storage
@@ -160,6 +161,9 @@ def test_the_command_refuses_a_drive_that_is_not_there_and_reports(tmp_path, cap
 def test_a_folder_in_host_memory_is_measured_with_a_warning(capsys, monkeypatch, tmp_path):
     memory = Storage(kind="tmpfs", source="none", free_bytes=1, is_rotating=None)
     monkeypatch.setattr("forebay.cli.probe.storage_of", lambda _path: memory)
-    monkeypatch.setattr("forebay.probe.measuring.measure_all", lambda *_, **__: None)
-    assert main(["probe", "--device", "cpu", "--drive", str(tmp_path)]) == 0
-    assert f"warning: {tmp_path}: tmpfs is host memory" in capsys.readouterr().err
+    words = ["probe", "--device", "cpu", "--drive", str(tmp_path)]
+    for found, warnings in ((CATALOG["h200"], 1), (None, 0)):  # of the first rank, of others
+        monkeypatch.setattr("forebay.probe.measuring.measure_all", lambda *_, _f=found, **__: _f)
+        assert main(words) == 0
+        told = capsys.readouterr().err
+        assert told.count(f"warning: {tmp_path}: tmpfs is host memory") == warnings

@@ -75,9 +75,6 @@ def probe(  # noqa: PLR0913 - one parameter an option
         return 0
     from forebay.probe.measuring import Effort, measure_all
 
-    if drive is not None:
-        for warning in storage_of(drive).warnings():
-            typer.echo(f"warning: {drive}: {warning}", err=True)
     effort = Effort(elements=4 << 20, link_bytes=64 << 20, repeats=3) if quick else Effort()
     profile = measure_all(
         None if device == "auto" else device,
@@ -87,6 +84,9 @@ def probe(  # noqa: PLR0913 - one parameter an option
     )
     if profile is None:
         return 0
+    if drive is not None:
+        for warning in storage_of(drive).warnings():
+            typer.echo(f"warning: {drive}: {warning}", err=True)
     if output is None:
         typer.echo(profile.as_json(), nl=False)
     else:
