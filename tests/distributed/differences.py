@@ -6,12 +6,18 @@ import os
 from typing import Any
 
 import torch
-from torch import nn
+from torch import distributed, nn
 
 import forebay
 from distributed.scripts import config
 from forebay import utils
-from forebay.errors import RankError
+from forebay.comm.torch_group import TorchGroup
+from forebay.engine import EngineOptions, offload_with
+from forebay.errors import ForebayError, RankError
+from forebay.links import FaultScript
+from forebay.plan import UpdatePlace, WeightPlace
+from unit.engine_cases import adamw
+from unit.streaming_cases import deep, inputs, step
 
 
 def asks_for_others(stage: int) -> list[str]:
@@ -61,3 +67,32 @@ def steps_with_other_options(stage: int, what: str) -> str:
     finally:
         engine.close()
     return "stepped"
+
+
+def link_fails(piece: int) -> str:
+    """Rank 0's link to its host fails at a piece; what training ends with, then what closing does.
+
+    Pieces are new weights on their way home, and the rest of the state behind them.
+    """
+    distributed.init_process_group("gloo")
+    fault = FaultScript(
+        seed=1, fail_at=piece if distributed.get_rank() == 0 else -1, fail_text="it is cut"
+    )
+    options = EngineOptions(
+        device="cpu",
+        weights=WeightPlace.HOST,
+        update=UpdatePlace.STREAMED,
+        pool_bytes=0,
+        group=TorchGroup(),
+        stage=3,
+        fault=fault,
+    )
+    model = deep()
+    optimizer = offload_with(model, adamw(model), options=options)[1]
+    try:
+        for x in inputs(4):
+            step(model, optimizer, x)
+    except ForebayError as error:
+        found = f"{type(error).__name__}: {error}"
+    optimizer.close()
+    return found

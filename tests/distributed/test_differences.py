@@ -28,3 +28,13 @@ def test_an_option_that_one_rank_alone_changed_is_named_at_the_step(stage, name)
     before = {"lr": 0.01, "weight_decay": 0.1}[name]
     told = f"{name} of parameter group 0 is 0.5 on rank 1 and {before} on rank 0 at a step"
     assert said == [told, told]
+
+
+@pytest.mark.parametrize("piece", [1, 4])
+def test_a_rank_whose_state_or_weights_do_not_come_home_is_named(piece):
+    """And it is told itself once: closing raises nothing more."""
+    first, other = ranks.run(2, differences.link_fails, piece)
+    assert first.startswith("TransferError: ")
+    assert "it is cut" in first
+    assert other.startswith("RankError: rank 0 of 2 failed: ")
+    assert "it is cut" in other

@@ -75,6 +75,11 @@ class Barrier:
         """Whether the engine is closed, for whatever reason."""
         return self._closed is not None
 
+    @property
+    def failure(self) -> str | None:
+        """Why the engine closed itself, in one line; None while it is open or when it was shut."""
+        return None if self._closed == _CLOSED else self._closed
+
     def refuse_closed(self, reason: str = "this call") -> None:
         """Raise EngineClosedError when the engine is closed, or this is a fork of its process."""
         if os.getpid() != self._process:

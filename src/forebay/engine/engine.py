@@ -379,9 +379,9 @@ class Engine:
             self.moves.bring_home()
             if not self._barrier.is_closed:
                 self.collector.policy.finish(self.collector.program)
-            if not self._barrier.shut():
-                return
-            self.ranks.part()
+            failure = self._barrier.failure
+            if self._barrier.shut():
+                self.ranks.part(failure=failure)
         finally:
             self.moves.close()
             self.ranks.close()

@@ -52,12 +52,19 @@ class Ranks:
         self.queue = queue
         self.close = partial(_leave, queue)
 
-    def part(self) -> None:
+    def part(self, *, failure: str | None) -> None:
         """Leave together: what was begun ends first, on every rank, and what others still need.
 
         Not while an exception is handled: the others may be gone, or not be about to leave.
+
+        Args:
+            failure: Why this rank cannot go on, which the others are told instead; None if it can.
         """
-        if self.queue is None or sys.exc_info()[0] is not None:
+        if self.queue is None:
+            return
+        if failure is not None:
+            self.queue.collectives.group.fail(failure)
+        if failure is not None or sys.exc_info()[0] is not None:
             return
         with contextlib.suppress(RankError):
             self.queue.submit(_nothing, what="the end").wait()
