@@ -63,8 +63,11 @@ class Ranks:
         if self.queue is None:
             return
         if failure is not None:
-            self.queue.collectives.group.fail(failure)
-        if failure is not None or sys.exc_info()[0] is not None:
+            with contextlib.suppress(RankError):
+                self.queue.collectives.group.check()  # they know of a failure that was theirs
+                self.queue.collectives.group.fail(failure)
+            return
+        if sys.exc_info()[0] is not None:
             return
         with contextlib.suppress(RankError):
             self.queue.submit(_nothing, what="the end").wait()
