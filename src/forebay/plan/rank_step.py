@@ -89,7 +89,7 @@ class RankRates:
     device_update: float
     read: float
     write: float
-    files: float | None
+    files: float | None = None
     gather: float
     latency_seconds: float
 
