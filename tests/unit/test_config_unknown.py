@@ -25,6 +25,10 @@ def _error(config: dict[str, Any]) -> str:
         ("aio.queue_dept", "did you mean aio.queue_depth?"),
         ("f16", "did you mean bf16 or fp16?"),
         (
+            "forebay.warmup_steps",
+            "did you mean forebay.warm_up_steps or scheduler.params.warmup_num_steps?",
+        ),
+        (
             "zero_optimization.offload_optimizer.pipeline",
             "did you mean zero_optimization.offload_optimizer.pipeline_read or "
             "zero_optimization.offload_optimizer.pipeline_write?",

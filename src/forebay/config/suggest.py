@@ -92,14 +92,15 @@ def suggestion(name: str, *, level: str, levels: Mapping[str, Mapping[str, Key]]
         level: Path of the section that it stands in.
         levels: Section path -> accepted name -> row.
     """
+    own = nearest(name, levels[level])
     meant = _ELSEWHERE.get(_fold(name))
     is_own = any(_fold(known) == _fold(name) for known in levels[level])
     if meant is not None and not is_own:
         others = [other for other, known in levels.items() if meant in known]
         places = [level] if meant in levels[level] else others
         if places:
-            return _question(join(place, meant) for place in places)
-    own = nearest(name, levels[level])
+            typed = [join(level, known) for known in own if distance(_fold(name), _fold(known)) < 2]
+            return _question([*typed, *(join(place, meant) for place in places)])
     exact = [
         join(other, name) for other, names in levels.items() if other != level and name in names
     ]
