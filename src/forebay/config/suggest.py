@@ -93,18 +93,19 @@ def suggestion(name: str, *, level: str, levels: Mapping[str, Mapping[str, Key]]
         levels: Section path -> accepted name -> row.
     """
     own = nearest(name, levels[level])
+    typed = [known for known in own if distance(_fold(name), _fold(known)) <= 1]
     meant = _ELSEWHERE.get(_fold(name))
     is_own = any(_fold(known) == _fold(name) for known in levels[level])
     if meant is not None and not is_own:
         others = [other for other, known in levels.items() if meant in known]
         places = [level] if meant in levels[level] else others
         if places:
-            typed = [join(level, known) for known in own if distance(_fold(name), _fold(known)) < 2]
-            return _question([*typed, *(join(place, meant) for place in places)])
+            found = [join(level, known) for known in typed]
+            return _question([*found, *(join(place, meant) for place in places)])
     exact = [
         join(other, name) for other, names in levels.items() if other != level and name in names
     ]
-    if own and (not exact or distance(_fold(name), _fold(own[0])) <= 1):
+    if typed or (own and not exact):
         return _question(join(level, known) for known in own)
     longer = [known for known in levels[level] if _fold(known).startswith(f"{_fold(name)}_")]
     if longer:

@@ -200,13 +200,6 @@ class Drives:
         both = None if self.both is None else times * self.both
         return replace(self, read=times * self.read, write=times * self.write, both=both)
 
-    @property
-    def beside_each_other(self) -> tuple[float, float]:
-        """Bytes per second read and written while both happen."""
-        alone = self.read + self.write
-        slower = 1.0 if self.both is None else min(1.0, self.both / alone)
-        return slower * self.read, slower * self.write
-
     def seconds_at_once(self, *, bytes_read: float, bytes_written: float) -> float:
         """Seconds of a read and a write that begin together; the longer goes on alone.
 
@@ -216,13 +209,15 @@ class Drives:
             >>> drives.seconds_at_once(bytes_read=8, bytes_written=8)
             6.0
         """
-        read, write = self.beside_each_other
+        alone = self.read + self.write
+        slower = 1.0 if self.both is None else min(1.0, self.both / alone)
+        read, write = slower * self.read, slower * self.write
         both = min(bytes_read / read, bytes_written / write)
-        alone = (
+        rest = (
             (bytes_read - both * read) / self.read,
             (bytes_written - both * write) / self.write,
         )
-        return both + max(alone)
+        return both + max(rest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -194,9 +194,7 @@ class Lanes:
 
         What is urgent goes before all that is not, whichever came first.
         """
-        plan = self.core.CopyPlan(PIECE_BYTES)
-        for destination, source, nbytes in spans:
-            plan.append(destination, source, nbytes)
+        plan = self._plan(spans)
         priority = 0 if urgent else _BULK_PRIORITY
         ticket = self.down.copy(plan, priority, list(after), None, event)
         self.observer.submitted(Lane.DOWN, ticket, plan.nbytes)
@@ -206,9 +204,7 @@ class Lanes:
         self, spans: Sequence[tuple[int, int, int]], *, event: int, after: Sequence[Any]
     ) -> Any:
         """Copy (destination, source, bytes) spans to the device, after waited-for weights."""
-        plan = self.core.CopyPlan(PIECE_BYTES)
-        for destination, source, nbytes in spans:
-            plan.append(destination, source, nbytes)
+        plan = self._plan(spans)
         ticket = self.up.copy(plan, _BULK_PRIORITY, list(after), None, event)
         self.observer.submitted(Lane.UP, ticket, plan.nbytes)
         return ticket
@@ -269,13 +265,18 @@ class Lanes:
         after: Sequence[Any],
         event: int,
     ) -> Any:
-        plan = self.core.CopyPlan(PIECE_BYTES)
-        for destination, source, nbytes in spans:
-            plan.append(destination, source, nbytes)
+        plan = self._plan(spans)
         ticket = link.copy(plan, 0, list(after), None, event)
         self.observer.doing(OpKind.ACTIVATION, "")
         self.observer.submitted(lane, ticket, plan.nbytes)
         return ticket
+
+    def _plan(self, spans: Sequence[tuple[int, int, int]]) -> Any:
+        """(destination, source, bytes) spans in pieces of a bulk copy."""
+        plan = self.core.CopyPlan(PIECE_BYTES)
+        for destination, source, nbytes in spans:
+            plan.append(destination, source, nbytes)
+        return plan
 
     def load(self, plan: Any, *, after: Sequence[Any], piecewise: Any, event: int) -> Any:
         """Copy weights up for a pass, each piece as soon as the same piece of `piecewise` is done.

@@ -205,9 +205,9 @@ class _Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Begun:
-    """Sums of the blocks of some tensors: a span for each, None for one without elements."""
+    """Sums of the blocks of some tensors: a span for each."""
 
-    spans: tuple[_Span | None, ...]
+    spans: list[_Span]
     sums: torch.Tensor
 
 
@@ -221,16 +221,13 @@ def _begin(tensors: Sequence[torch.Tensor]) -> _Begun:
     ]
     space, above = _space(levels, device=tensors[0].device)
     _launch_level(levels, [span.address for span in above], space.device)
-    spans = (span if span.elements else None for span in above)
-    return _Begun(spans=tuple(spans), sums=space)
+    return _Begun(spans=above, sums=space)
 
 
-def _finish(begun: Sequence[_Span | None], out: torch.Tensor) -> None:
-    """All other levels: a launch for each, of all tensors together."""
+def _finish(begun: Sequence[_Span], out: torch.Tensor) -> None:
+    """All other levels: a launch for each, of all tensors together; `out` is zero before."""
     levels = [
-        (span, result)
-        for span, result in zip(begun, _addresses(out), strict=True)
-        if span is not None
+        (span, result) for span, result in zip(begun, _addresses(out), strict=True) if span.elements
     ]
     scratch = []
     while levels:

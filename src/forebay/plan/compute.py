@@ -107,17 +107,18 @@ def matrix_rate(profile: Profile, *, dtype: str, size: float) -> float:
 
 def _rate(kind: Kind, *, profile: Profile, dtype: str) -> PassRate:
     """What operations of a kind reach; without a measurement, what the roofline says."""
-    memory = profile.device_memory or max(rate.copy for rate in profile.threads)
-    half = matrix_rate(profile, dtype=dtype, size=_WIDE) / 2
     layer = profile.layer
     if kind is Kind.SCORES or (kind is Kind.ATTENTION and layer is None):
+        half = matrix_rate(profile, dtype=dtype, size=_WIDE) / 2
         return PassRate(forward=half, backward=half)
     if kind is Kind.COPY or layer is None:
+        memory = profile.device_memory or max(rate.copy for rate in profile.threads)
         return PassRate(forward=memory, backward=memory)
     rate: PassRate = getattr(layer, kind.value)
     if kind is not Kind.ATTENTION or layer.dtype == dtype:
         return rate
-    scale = 2 * half / matrix_rate(profile, dtype=layer.dtype, size=_WIDE)
+    here, there = (matrix_rate(profile, dtype=one, size=_WIDE) for one in (dtype, layer.dtype))
+    scale = here / there
     return PassRate(forward=scale * rate.forward, backward=scale * rate.backward)
 
 
