@@ -49,7 +49,7 @@ def machine_profile(trainer: Trainer, *, drive: Any = None) -> Profile:
     """Measured now, or given; `drive` was measured before."""
     if trainer.profile is not None:
         return trainer.profile
-    effort = Effort()
+    effort = None
     if trainer.device.type == "cpu":
         effort = Effort(elements=4 << 20, link_bytes=64 << 20, repeats=3)
     found = measure(trainer.device, effort=effort)

@@ -9,8 +9,11 @@
 namespace forebay {
 namespace {
 
-constexpr auto kEventPause = std::chrono::microseconds(50);
-constexpr std::size_t kMostAsked = 4;
+// A question about an event takes the device's lock, which every launch of a kernel needs too: 80
+// thousand questions a second doubled what a backward's launches took.
+constexpr auto kEventPause = std::chrono::microseconds(250);
+// One question of so many is about another job than the oldest.
+constexpr std::size_t kOthersTurn = 8;
 
 // Never empty: an empty text would read as no failure.
 std::string reason(const std::exception& error) {
@@ -114,30 +117,47 @@ void Lane::wait_for_change(Lock& lock) {
     }
 }
 
-// Whether a job still waits for its event. Of those that do, only the first few are asked: events
-// are reached about in the order of the jobs.
-bool Lane::is_held(LaneJob& job, std::size_t& asked) {
-    if (!options_.awaits_events || job.order.event == 0 || job.event_reached) {
-        return false;
-    }
-    if (asked < kMostAsked) {
-        try {
-            job.event_reached = engine_->reached(job.order.event);
-        } catch (const std::exception& error) {
-            job.failure = reason(error);
-            dirty_ = true;  // it ends in the next round
+bool Lane::is_held(const LaneJob& job) const {
+    return options_.awaits_events && job.order.event != 0 && !job.event_reached;
+}
+
+// Asks whether events have been reached, one at a time and seldom. Those of one stream are reached
+// in the order of the jobs, so the oldest is asked for and what follows it as long as the answer is
+// yes. Now and then it is another's turn: where streams differ, none waits for ever behind one that
+// is reached after it.
+void Lane::ask_for_events() {
+    std::vector<JobPtr> held;
+    std::copy_if(jobs_.begin(), jobs_.end(), std::back_inserter(held),
+                 [&](const JobPtr& job) { return may_go_on(*job) && is_held(*job); });
+    const auto now = std::chrono::steady_clock::now();
+    if (!held.empty() && now - asked_at_ >= kEventPause) {
+        asked_at_ = now;
+        const bool others = ++questions_ % kOthersTurn == 0 || options_.shuffle_seed >= 0;
+        std::size_t index = others ? random_() % held.size() : 0;
+        while (!held.empty() && has_reached_event(*held[index])) {
+            held.erase(held.begin() + static_cast<std::ptrdiff_t>(index));
+            index = 0;
         }
-        asked += job.event_reached ? 0 : 1;
     }
-    awaits_event_ = awaits_event_ || !job.event_reached;
-    return !job.event_reached;
+    awaits_event_ = !held.empty();
+}
+
+bool Lane::has_reached_event(LaneJob& job) {
+    try {
+        job.event_reached = engine_->reached(job.order.event);
+    } catch (const std::exception& error) {
+        job.failure = reason(error);
+        dirty_ = true;  // it ends in the next round
+    }
+    return job.event_reached || !job.failure.empty();
 }
 
 // The ready job of best priority, then age, whose ring (if it has one) has a free slot.
 Lane::JobPtr Lane::choose(std::size_t& slot) {
+    ask_for_events();
     std::vector<JobPtr> ready;
     std::copy_if(jobs_.begin(), jobs_.end(), std::back_inserter(ready),
-                 [&](const JobPtr& job) { return may_go_on(*job); });
+                 [&](const JobPtr& job) { return may_go_on(*job) && !is_held(*job); });
     if (options_.shuffle_seed >= 0) {
         std::shuffle(ready.begin(), ready.end(), random_);
     } else {
@@ -145,12 +165,7 @@ Lane::JobPtr Lane::choose(std::size_t& slot) {
             return std::pair(a->order.priority, a->age) < std::pair(b->order.priority, b->age);
         });
     }
-    std::size_t asked = 0;
-    awaits_event_ = false;
     for (const JobPtr& job : ready) {
-        if (is_held(*job, asked)) {
-            continue;
-        }
         if (!job->fold) {
             return job;
         }

@@ -2,6 +2,7 @@
 // be issued), draining (failed or fully issued, pieces still out) or ended.
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -74,7 +75,9 @@ private:
 
     JobPtr choose(std::size_t& slot);
     bool may_go_on(const LaneJob& job) const;
-    bool is_held(LaneJob& job, std::size_t& asked);
+    bool is_held(const LaneJob& job) const;
+    void ask_for_events();
+    bool has_reached_event(LaneJob& job);
     void wait_for_change(Lock& lock);
     void issue(Lock& lock, const JobPtr& job, std::size_t slot);
     void hold_stream(LaneJob& job, std::size_t queue);
@@ -100,6 +103,8 @@ private:
     std::vector<Folding> foldings_;
     std::mt19937_64 random_;
     std::size_t turn_ = 0;  // pieces issued so far: whose stream is next
+    std::size_t questions_ = 0;
+    std::chrono::steady_clock::time_point asked_at_;
 };
 
 }  // namespace forebay

@@ -1,4 +1,6 @@
 // Links under scripted delays: no order of events loses a byte, leaks a slot or hangs.
+#include <atomic>
+#include <chrono>
 #include <numeric>
 #include <stdexcept>
 #include <thread>
@@ -169,6 +171,76 @@ TEST(a_stream_held_for_a_ticket_waits_for_the_end_of_every_queue) {
     mixed.mark_issued(fence(7), 0);
     mixed.mark_issued(nullptr, 1);
     CHECK(!mixed.hold_stream(1));
+}
+
+// Reaches the events that it is told to, and counts who asks.
+class AskedEngine final : public CopyEngine {
+public:
+    std::shared_ptr<Fence> submit(Stream stream, const std::vector<CopySpan>& spans) override {
+        return copier_.submit(stream, spans);
+    }
+    void hold_stream(Stream, Event) override {}
+    bool reached(Event event) override {
+        ++questions;
+        return event <= newest_reached;
+    }
+    void register_host(Address, std::size_t) override {}
+    void unregister_host(Address) override {}
+
+    std::atomic<int> questions{0};
+    std::atomic<Event> newest_reached{0};
+
+private:
+    MemcpyEngine copier_;
+};
+
+LinkOptions awaiting() {
+    LinkOptions options;
+    options.awaits_events = true;
+    return options;
+}
+
+TEST(a_lane_seldom_asks_for_events) {
+    const auto source = counted(100);
+    std::vector<std::uint8_t> target(100);
+    const auto engine = std::make_shared<AskedEngine>();
+    Link link(engine, awaiting());
+    const auto begin = std::chrono::steady_clock::now();
+    std::vector<TicketPtr> tickets;
+    for (Event event = 1; event <= 30; ++event) {
+        LinkOrder order;
+        order.event = event;
+        tickets.push_back(link.copy(plan_of(target, source, 100), order));
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    const int asked = engine->questions;
+    const std::chrono::duration<double, std::milli> took =
+        std::chrono::steady_clock::now() - begin;
+    CHECK(asked >= 1 && asked <= took.count() * 4 + 1);  // every 250 microseconds
+    engine->newest_reached = 30;
+    for (const TicketPtr& ticket : tickets) {
+        wait(ticket);
+    }
+    CHECK(target == source);
+}
+
+TEST(no_copy_waits_for_events_of_older_ones) {
+    const auto source = counted(100);
+    std::vector<std::uint8_t> target(100);
+    const auto engine = std::make_shared<AskedEngine>();
+    engine->newest_reached = 1;
+    Link link(engine, awaiting());
+    LinkOrder late;
+    for (Event event = 100; event > 90; --event) {
+        late.event = event;
+        late.priority = 0;
+        static_cast<void>(link.copy(plan_of(target, source, 100), late));
+    }
+    LinkOrder ready;
+    ready.event = 1;
+    ready.priority = 1;
+    wait(link.copy(plan_of(target, source, 100), ready));
+    CHECK(target == source);
 }
 
 TEST(a_link_without_a_stream_is_refused) {

@@ -37,8 +37,8 @@ def test_few_tokens_take_as_long_as_issuing_them():
     layer = CATALOG["h200"].layer
     least = _passes(1)
     assert _passes(2) == pytest.approx(least, rel=0.05)
-    # 28 layers forward with a checkpoint each, again, and backward.
-    issue = 28 * 1.15 * (2.5 * layer.issue.forward + layer.issue.backward)
+    # 28 layers forward with a checkpoint each, again, and backward, with the engine's hooks.
+    issue = 28 * 1.15 * (4.5 * layer.issue.forward + layer.issue.backward)
     assert issue < least < 1.2 * issue
     quick = replace(layer, issue=PassSeconds(forward=1e-4, backward=1e-4))
     assert _passes(1, layer=quick) < least / 3

@@ -75,7 +75,7 @@ def probe(  # noqa: PLR0913 - one parameter an option
         return 0
     from forebay.probe.measuring import Effort, measure_all
 
-    effort = Effort(elements=4 << 20, link_bytes=64 << 20, repeats=3) if quick else Effort()
+    effort = Effort(elements=4 << 20, link_bytes=64 << 20, repeats=3) if quick else None
     profile = measure_all(
         None if device == "auto" else device,
         effort=effort,

@@ -33,8 +33,12 @@ __all__ = ["BlockMatrices", "compute_seconds", "issue_share", "matrix_rate", "mo
 
 # Wider than any row of a profile.
 _WIDE = 1e9
-# What torch's checkpointing adds to issuing a layer's forward: states of random numbers, hooks.
-_CHECKPOINTED = 1.5
+# What issuing takes beside a unit itself, measured on processors of two kinds. The engine's hooks, a
+# call for each module and one for each gradient, in forwards of the unit.
+_HOOKED_FORWARD, _HOOKED_BACKWARD = 0.25, 1.0
+# With torch's checkpointing a forward is issued with hooks around all that it saves, and issued
+# again in backward, which compares what is saved; in forwards with the engine's hooks.
+_CHECKPOINTED, _RECOMPUTATION = 1.35, 1.45
 
 
 class BlockMatrices(Enum):
@@ -65,7 +69,7 @@ class _Passes:
             self,
             backward=self.forward + self.backward,
             issue_forward=_CHECKPOINTED * self.issue_forward,
-            issue_backward=self.issue_forward + self.issue_backward,
+            issue_backward=self.issue_backward + _RECOMPUTATION * self.issue_forward,
         )
 
     def joined(self, other: _Passes) -> _Passes:
@@ -140,8 +144,8 @@ def _seconds(
     return _Passes(
         forward=forward,
         backward=backward,
-        issue_forward=work.issued * issue.forward,
-        issue_backward=work.issued * issue.backward,
+        issue_forward=work.issued * (1 + _HOOKED_FORWARD) * issue.forward,
+        issue_backward=work.issued * (issue.backward + _HOOKED_BACKWARD * issue.forward),
     )
 
 

@@ -38,6 +38,8 @@ __all__ = [
 # out (28); with split masters 16 bits beside the bf16 weight, and a bf16 gradient (26).
 BYTES_PER_PARAMETER = {"whole": 28, "split": 26}
 _PIECE_ELEMENTS = 4 << 20
+# Different numbers of a state, which are repeated.
+_FILLING = 4 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,8 +96,8 @@ class PartState:
         if locking is not None:
             locking.wait()
         for values in (self.grad, self.master, self.exp_avg):
-            values.uniform_(-1e-2, 1e-2)
-        self.exp_avg_sq.fill_(1e-4)
+            _fill(values, torch.empty(_FILLING).uniform_(-1e-2, 1e-2))
+        _fill(self.exp_avg_sq, torch.full((_FILLING,), 1e-4))
         name = str(grad_dtype).removeprefix("torch.")
         self._part = core.PartState(
             self.grad.data_ptr(),
@@ -125,6 +127,12 @@ class PartState:
         """Give the memory back."""
         self.grad = self.master = self.exp_avg = self.exp_avg_sq = torch.empty(0)
         self.arena.close()
+
+
+def _fill(values: torch.Tensor, block: torch.Tensor) -> None:
+    """Write a block again and again: drawing gigabytes of random numbers takes long."""
+    for part in values.split(block.numel()):
+        part.copy_(block[: part.numel()])
 
 
 class Run(NamedTuple):
