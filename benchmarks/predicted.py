@@ -2,7 +2,8 @@
 
 Every workload trains for a few updates in one process; models are built once and trained on by the
 next workload of the same shape. A repeat of a workload is a run, in turn with the other workloads.
-The machine is measured anew before each round of them, on shared cores before each workload. With
+The machine is measured anew before each round of them, on shared cores before each workload, and
+a drive, which others may use, just before state lies in files. With
 --output a table and the raw numbers are written, after each workload; `--onto FILE` adds repeats to
 such numbers.
 
@@ -21,17 +22,18 @@ import json
 import statistics
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from predicted_cases import CASES, Trainer, predicted
+from predicted_cases import CASES, WARM_UP, Trainer, predicted
 
 from forebay.accelerators.select import default_device, device_name
 from forebay.bench.tables import file_stem
 from forebay.errors import ForebayError
 from forebay.hardware.profile import Machine, Profile, read_profile
+from forebay.hardware.rates import Drives
 from forebay.plan.placement import UpdatePlace
 from forebay.plan.setup import Home
 from forebay.probe.folder import measure_drive
@@ -45,24 +47,22 @@ def say(text: str) -> None:
 BEGAN = time.perf_counter()
 
 
-def machine_profile(trainer: Trainer, *, drive: Any = None) -> Profile:
-    """Measured now, or given; `drive` was measured before."""
+def machine_profile(trainer: Trainer) -> Profile:
+    """Measured now, or given."""
     if trainer.profile is not None:
         return trainer.profile
     effort = None
     if trainer.device.type == "cpu":
         effort = Effort(elements=4 << 20, link_bytes=64 << 20, repeats=3)
-    found = measure(trainer.device, effort=effort)
-    values = json.loads(found.as_json())
-    return Profile.from_dict(values | {"drives": drive}, source="this run's profile")
+    return measure(trainer.device, effort=effort)
 
 
-def measured_drive(folder: Path) -> dict[str, Any]:
+def measured_drive(folder: Path) -> Drives:
     """The drive now: others may share it, and change it from minute to minute."""
     found = measure_drive(folder)
     rates = ", ".join(f"{getattr(found, k) / 1e9:.2f} {k}" for k in ("read", "write", "both"))
     say(f"drive measured, GB/s: {rates}")
-    return asdict(found)
+    return found
 
 
 def run(
@@ -72,16 +72,15 @@ def run(
     rows: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
     rows |= before.get("rows", {})
     failed: dict[str, str] = {}
-    in_files = any(CASES[name].optimizer is Home.NVME for name in names)
     for repeat in range(repeats):
-        profile = drive = None
-        if in_files and trainer.drive is not None and trainer.profile is None:
-            drive = measured_drive(trainer.drive)
+        profile = None
         for name in names:
-            if profile is None or trainer.device.type == "cpu":
-                profile = machine_profile(trainer, drive=drive)
-                say("machine measured")
             case = CASES[name]
+            if profile is None or trainer.device.type == "cpu":
+                profile = machine_profile(trainer)
+                say("machine measured")
+            if case.optimizer is Home.NVME and trainer.drive and trainer.profile is None:
+                profile = replace(profile, drives=measured_drive(trainer.drive))
             try:
                 took = trainer.measured(case, profile=profile)
             except (RuntimeError, ForebayError) as error:
@@ -156,7 +155,7 @@ def sweep(counts: list[int] | None, *, trainer: Trainer, name: str) -> tuple[dic
     lines = ["| units streamed | step s | each step | of the least |", "|---|---|---|---|"]
     for row in sorted(rows, key=lambda one: one["streamed"]):
         mark = " (chosen)" if row["streamed"] == chosen else ""
-        each = ", ".join(f"{second:.3f}" for second in row["all_seconds"][2:])
+        each = ", ".join(f"{second:.3f}" for second in row["all_seconds"][WARM_UP:])
         lines.append(
             f"| {row['streamed']} of {units}{mark} | {row['seconds']:.4f} | {each} "
             f"| {row['seconds'] / least:.3f} |"

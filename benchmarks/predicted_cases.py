@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from forebay.hardware.profile import Profile
     from forebay.model.shape import ModelShape
 
-WARM_UP = 2
+WARM_UP = 3
 
 
 def _llama(hidden: int, layers: int, heads: int, *, kv: int, ffn: int, vocab: int) -> dict:
@@ -236,8 +236,10 @@ class Trainer:
         # From the end of one update to the end of the next, as a loop that reads no loss; what an
         # update leaves undone shows in the one after it.
         for number in range(WARM_UP + self.steps):
-            if number == WARM_UP and engine.page_locking is not None:
-                engine.page_locking.wait()  # a long run's copies are of locked memory
+            if number == WARM_UP - 1 and engine.page_locking is not None:
+                # A long run's copies are of locked memory. The update before ends meanwhile, so
+                # that the next step is a short one.
+                engine.page_locking.wait()
             began = time.perf_counter()
             window(tokens)
             seconds.append(time.perf_counter() - began)

@@ -214,8 +214,7 @@ TEST(a_lane_seldom_asks_for_events) {
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
     const int asked = engine->questions;
-    const std::chrono::duration<double, std::milli> took =
-        std::chrono::steady_clock::now() - begin;
+    const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - begin;
     CHECK(asked >= 1 && asked <= took.count() * 4 + 1);  // every 250 microseconds
     engine->newest_reached = 30;
     for (const TicketPtr& ticket : tickets) {

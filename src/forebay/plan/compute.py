@@ -33,8 +33,8 @@ __all__ = ["BlockMatrices", "compute_seconds", "issue_share", "matrix_rate", "mo
 
 # Wider than any row of a profile.
 _WIDE = 1e9
-# What issuing takes beside a unit itself, measured on processors of two kinds. The engine's hooks, a
-# call for each module and one for each gradient, in forwards of the unit.
+# What issuing takes beside a unit itself, measured on processors of two kinds. The hooks of an
+# engine, a call for each module and one for each gradient, in forwards of the unit.
 _HOOKED_FORWARD, _HOOKED_BACKWARD = 0.25, 1.0
 # With torch's checkpointing a forward is issued with hooks around all that it saves, and issued
 # again in backward, which compares what is saved; in forwards with the engine's hooks.
