@@ -130,7 +130,10 @@ _V100_32 = Sheet(
                 INFINITY, note="section 6.1, table 2: 12 GB/s for one device, 3.0 for each of 16"
             ),
             "cpu, cores, numa_nodes": replace(DGX2, seen="", note="pages name the family alone"),
-            "host_memory": Source(document="Intel Xeon Platinum 8168: 6 channels DDR4-2666"),
+            "host_memory": Source(
+                document="Intel Xeon Platinum 8168: 6 channels DDR4-2666",
+                seen="AM Computers, Intel Xeon Skylake-SP ufficiali (2017)",
+            ),
             "drive_read": replace(INFINITY, note="about 25 GB/s from 8 drives, 1.6 per device"),
             "drive_write": replace(OURS, note="a little below reads"),
         }
@@ -153,7 +156,7 @@ _A100_40 = Sheet(
     # 2 sockets x 8 channels x DDR4-3200
     host_memory=2 * 8 * 25.6e9,
     drives=4,
-    drive_read=7.0e9,
+    drive_read=6.4e9,
     drive_write=3.8e9,
     # NVLink 3: 600 GB/s in both directions
     inside=300e9,
@@ -166,9 +169,16 @@ _A100_40 = Sheet(
                 DGXA,
                 seen="Geektopia, NVIDIA anuncia el servidor DGX-A100 (May 2020)",
             ),
-            "uplinks": replace(DGXA, seen="", note="two devices behind each of four PCIe switches"),
+            "uplinks": replace(
+                DGXA,
+                seen="Vengineer, NVIDIA H100's CX7 (May 2022)",
+                note="two devices behind each of four PCIe switches",
+            ),
             "link, device_bytes, device_memory, matrix, inside": A100,
-            "host_memory": Source(document="AMD EPYC 7742: 8 channels DDR4-3200"),
+            "host_memory": Source(
+                document="AMD EPYC 7742: 8 channels DDR4-3200",
+                seen="Tom's Hardware, AMD confirms twelve DDR5 memory channels (December 2021)",
+            ),
             "drive_read, drive_write": PM1733,
         }
     ),
@@ -223,7 +233,11 @@ _RTX_4090 = Sheet(
                 seen="AutoAI, AMD Ryzen 9 7950X",
             ),
             "host_bytes": replace(OURS, note="the most that its four slots took when it was sold"),
-            "link, uplinks": replace(RTX_4090, seen="", note="one slot of PCIe 4 x16"),
+            "link, uplinks": replace(
+                RTX_4090,
+                seen="Puget Systems, NVIDIA GeForce RTX 4090 24GB",
+                note="one slot of PCIe 4 x16",
+            ),
             "drive_bytes, drive_read, drive_write": Source(
                 document="Samsung 980 PRO 2 TB data sheet",
                 seen="Puget Systems, Samsung 980 Pro 2TB",
@@ -249,7 +263,7 @@ _H100 = Sheet(
     # 2 sockets x 8 channels x DDR5-4800
     host_memory=2 * 8 * 38.4e9,
     drives=8,
-    drive_read=7.0e9,
+    drive_read=6.4e9,
     drive_write=3.8e9,
     # NVLink 4: 900 GB/s in both directions
     inside=450e9,
@@ -260,8 +274,16 @@ _H100 = Sheet(
             "device, device_bytes, device_memory, matrix, inside": H100,
             "devices, cpu, cores, numa_nodes, host_bytes, link": MLPERF,
             "across": replace(MLPERF, note="ten cards of 400 Gb/s, eight of them for exchanges"),
-            "drives, drive_bytes, uplinks": DGXH,
-            "host_memory": Source(document="Intel Xeon Platinum 8480C: 8 channels DDR5-4800"),
+            "drives, drive_bytes": DGXH,
+            "uplinks": replace(
+                DGXH,
+                seen="Vengineer, NVIDIA H100's CX7 (May 2022)",
+                note="each device behind a card of its own",
+            ),
+            "host_memory": Source(
+                document="Intel Xeon Platinum 8480C: 8 channels DDR5-4800",
+                seen="ServeTheHome, Intel Xeon Max 9480 deep dive; Dell PowerEdge XE9680 manual",
+            ),
             "drive_read, drive_write": PM1733,
         }
     ),
@@ -297,7 +319,7 @@ _GH200 = Sheet(
     host_bytes=480 * _GIB,
     host_memory=512e9,
     drives=2,
-    drive_read=7.0e9,
+    drive_read=6.4e9,
     drive_write=3.8e9,
     inside=0.0,
     # 400 Gb/s

@@ -66,7 +66,10 @@ DGXA: Final = Source(
     seen="Hardware Times, NVIDIA's Ampere-based DGX A100 servers (2020)",
 )
 A100: Final = Source(document="NVIDIA A100 data sheet", seen="Glenn K. Lockwood, A100")
-DGXH: Final = Source(document="NVIDIA DGX H100/H200 data sheet and user guide")
+DGXH: Final = Source(
+    document="NVIDIA DGX H100/H200 data sheet and user guide",
+    seen="NVIDIA DGX BasePOD reference architecture, core components",
+)
 H100: Final = Source(
     document="NVIDIA H100 data sheet (SXM)",
     seen="Glenn K. Lockwood, H100",
@@ -89,6 +92,7 @@ GRACE: Final = Source(
 )
 PM1733: Final = Source(
     document="Samsung PM1733 3.84 TB data sheet",
+    seen="Hardwareluxx, Samsungs SSDs sterben nicht mehr (2019)",
     note="NVIDIA names no drive; this is one of the kind",
 )
 # Measured by forebay on one H200 with 16 cores.
