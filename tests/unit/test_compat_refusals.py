@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from torch.optim.lr_scheduler import LambdaLR
 import forebay
 from compat_cases import ON_HOST, engine_of, same, small, train
 from forebay.errors import BudgetError, ConfigError, ForebayError, UnsupportedError
+from forebay.tiers.ledger import Tier
 
 DATA = torch.utils.data.TensorDataset(torch.arange(10.0).unsqueeze(1))
 
@@ -146,3 +148,29 @@ def test_a_group_s_decay_with_adam_of_unstated_kind(params, allowed):
     assert "AdamW" in caught.value.hint
     no_decay, *_ = forebay.initialize(model=model, model_parameters=groups[1:], config=raw)
     no_decay.close()
+
+
+def test_flags_that_are_no_bool_are_named_and_nothing_moves(tmp_path):
+    engine = engine_of({"zero_optimization": {"offload_optimizer": {"device": "none"}}})
+    train(engine, 1)
+    before = engine.ledger.bytes(Tier.DEVICE)
+    calls = {
+        "pin_memory": engine.offload_states,
+        "non_blocking": engine.reload_states,
+        "is_boundary": engine.set_gradient_accumulation_boundary,
+        "load_optimizer_states": partial(engine.load_checkpoint, tmp_path),
+        "exclude_frozen_parameters": partial(engine.save_checkpoint, tmp_path),
+        "scale_wrt_gas": partial(engine.backward, torch.ones(())),
+        "enabled": partial(forebay.zero.GatheredParameters, engine.module),
+        "flag": partial(forebay.utils.set_z3_leaf_module, small()),
+    }
+    for name, call in calls.items():
+        for value in ("false", 1, None):
+            with pytest.raises(ConfigError, match=rf"\({name}={value!r}\): it must be True or"):
+                call(**{name: value})
+    with pytest.raises(ConfigError, match="non_blocking='false'"):
+        engine.offload_states(non_blocking="false")
+    assert engine.ledger.bytes(Tier.DEVICE) == before
+    assert not list(tmp_path.iterdir())
+    train(engine, 1)
+    engine.close()

@@ -9,6 +9,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from forebay.compat.flags import check_flags
 from forebay.engine.custom_load import load_by_hand
 from forebay.engine.import_state import import_torch_state
 from forebay.engine.load import LoadRequest, find_checkpoint, load_checkpoint
@@ -108,6 +109,11 @@ class Checkpoints:
             CheckpointError: It (or an earlier one beside training) could not be saved; earlier
                 checkpoints are as they were.
         """
+        check_flags(
+            "save_checkpoint",
+            save_latest=save_latest,
+            exclude_frozen_parameters=exclude_frozen_parameters,
+        )
         spec = self._config.checkpoint
         request = SaveRequest(
             folder=Path(save_dir),
@@ -197,6 +203,13 @@ class Checkpoints:
         Raises:
             CheckpointError: It is missing, damaged or another model's; nothing was changed.
         """
+        check_flags(
+            "load_checkpoint",
+            load_module_strict=load_module_strict,
+            load_optimizer_states=load_optimizer_states,
+            load_lr_scheduler_states=load_lr_scheduler_states,
+            load_module_only=load_module_only,
+        )
         self.wait_for_checkpoint()
         found = find_checkpoint(self._core, Path(load_dir), tag)
         if found is None:
@@ -299,6 +312,7 @@ class Checkpoints:
         Raises:
             CheckpointError: The name is of another format, or the file cannot be written.
         """
+        check_flags("save_16bit_model", exclude_frozen_parameters=exclude_frozen_parameters)
         save_sixteen_bit(
             self._core,
             Path(save_dir) / save_filename,

@@ -9,6 +9,7 @@ import torch
 
 from forebay.compat.batches import MicroBatches
 from forebay.compat.checkpoints import Checkpoints
+from forebay.compat.flags import check_flags
 from forebay.compat.loader import make_loader
 from forebay.compat.not_yet import NOT_YET, refusal
 from forebay.compat.progress import Progress
@@ -167,7 +168,8 @@ class TrainingEngine:
 
         Losses are divided by the configured accumulation steps all the same.
         """
-        self.batches.boundary = bool(is_boundary)
+        check_flags("set_gradient_accumulation_boundary", is_boundary=is_boundary)
+        self.batches.boundary = is_boundary
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from forebay.compat.flags import check_flags
 from forebay.errors import ConfigError
 from forebay.model.spec import ModelSpec, ParamSpec, UnitSpec
 from forebay.model.units import units_by_blocks
@@ -46,6 +47,7 @@ def estimate_zero2_model_states_mem_needs(
     additional_buffer_factor: float = 1.0,
 ) -> tuple[int, int]:
     """Bytes for stage 2 with several backwards per update: (per node's host, per GPU)."""
+    check_flags("estimate_zero2_model_states_mem_needs", cpu_offload=cpu_offload)
     size = _cold(total_params, largest=None)
     setup = _Setup(2, _cluster(num_gpus_per_node, num_nodes), _factor(additional_buffer_factor))
     offload = Offload.OPTIMIZER if cpu_offload else Offload.NONE
@@ -100,6 +102,12 @@ def estimate_zero3_model_states_mem_needs(
 
     `zero_init` changes nothing: a model moves parameter by parameter, however it was built.
     """
+    check_flags(
+        "estimate_zero3_model_states_mem_needs",
+        cpu_offload=cpu_offload,
+        cpu_offload_params=cpu_offload_params,
+        zero_init=zero_init,
+    )
     size = _cold(total_params, largest=largest_layer_params)
     setup = _Setup(3, _cluster(num_gpus_per_node, num_nodes), _factor(additional_buffer_factor))
     offload = Offload.NONE

@@ -17,6 +17,7 @@ from forebay.checkpoint.folder import CheckpointFolder
 from forebay.checkpoint.locate import locate
 from forebay.checkpoint.manifest import Kind, Role
 from forebay.checkpoint.reader import Checkpoint
+from forebay.compat.flags import check_flags
 from forebay.errors import CheckpointError, ConfigError, UnsupportedError
 from forebay.units_of_measure import parse_bytes
 
@@ -58,6 +59,11 @@ def get_fp32_state_dict_from_zero_checkpoint(
     Raises:
         CheckpointError: It is missing or damaged.
     """
+    check_flags(
+        "get_fp32_state_dict_from_zero_checkpoint",
+        exclude_frozen_parameters=exclude_frozen_parameters,
+        lazy_mode=lazy_mode,
+    )
     if lazy_mode:
         raise UnsupportedError(
             "get_fp32_state_dict_from_zero_checkpoint(lazy_mode=True) is not supported",
@@ -100,6 +106,11 @@ def convert_zero_checkpoint_to_fp32_state_dict(
         ConfigError: The folder is there already.
         UnsupportedError: Pickles were asked for.
     """
+    check_flags(
+        "convert_zero_checkpoint_to_fp32_state_dict",
+        safe_serialization=safe_serialization,
+        exclude_frozen_parameters=exclude_frozen_parameters,
+    )
     if not safe_serialization:
         raise UnsupportedError(
             "convert_zero_checkpoint_to_fp32_state_dict(safe_serialization=False) is not "

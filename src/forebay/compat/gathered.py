@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import distributed, nn
 
+from forebay.compat.flags import check_flags
 from forebay.engine.collector import hook_of
 from forebay.engine.watched import WatchedParameters
 from forebay.engine.whole_state import take_from_rank
@@ -55,6 +56,7 @@ class GatheredParameters(contextlib.AbstractContextManager[None]):
         fwd_module: nn.Module | None = None,
         enabled: bool = True,
     ) -> None:
+        check_flags("zero.GatheredParameters", enabled=enabled)
         if isinstance(params, nn.Module):
             chosen = list(params.parameters())
         elif isinstance(params, torch.Tensor):

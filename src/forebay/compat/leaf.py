@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
+from forebay.compat.flags import check_flags
 from forebay.engine.collector import hook_of
 from forebay.errors import ConfigError, UnsupportedError
 from forebay.model.whole import is_whole, mark_whole, unmark_whole, whole_modules
@@ -72,6 +73,7 @@ def unset_z3_leaf_modules(
 
 def set_z3_leaf_module(model: nn.Module, flag: bool = True) -> None:
     """Mark one module itself, or take its mark away."""
+    check_flags("set_z3_leaf_module", flag=flag)
     _refuse_trained(model)
     (mark_whole if flag else unmark_whole)(model)
 
@@ -133,6 +135,7 @@ def _by_class(
     mark: Callable[[nn.Module], None],
     raise_if_not_found: bool,
 ) -> list[nn.Module]:
+    check_flags("set_z3_leaf_modules", raise_if_not_found=raise_if_not_found)
     wanted = [classes] if isinstance(classes, type | str) else list(classes)
     for entry in wanted:
         if not isinstance(entry, type | str):
@@ -165,6 +168,7 @@ def _by_text(
     flag: bool,
     raise_if_not_found: bool,
 ) -> tuple[list[nn.Module], list[str]]:
+    check_flags("set_z3_leaf_modules", flag=flag, raise_if_not_found=raise_if_not_found)
     wanted = [texts] if isinstance(texts, str) else list(texts)
     named = dict(model.named_modules())
     hits = {text: [m for name, m in named.items() if matches(name, text)] for text in wanted}

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from forebay.compat.flags import check_flags
 from forebay.compat.sampling import RankSampler, RankStream
 from forebay.errors import ConfigError
 
@@ -79,6 +80,7 @@ def make_loader(
     Raises:
         ConfigError: The data is no dataset, or the route is none.
     """
+    check_flags("deepspeed_io", pin_memory=pin_memory)
     check_dataset(data, name="the dataset")
     if route not in ROUTES:
         raise ConfigError(f"route is {route!r}; it must be one of {', '.join(ROUTES)}")

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from enum import Enum, StrEnum
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from forebay.compat.flags import check_flags
 from forebay.config.suggest import nearest
 from forebay.engine.state_moves import HostPages, MoveTiming
 from forebay.errors import ConfigError, UnsupportedError
@@ -73,10 +74,11 @@ class StateOffload:
             non_blocking: Return while copies run; `synchronize()` then frees the memory.
 
         Raises:
-            ConfigError: A state or device that does not exist.
+            ConfigError: A state or device that does not exist, or a flag that is no bool.
             UnsupportedError: device "nvme".
             BudgetError: The host budget does not hold it; nothing has moved.
         """
+        check_flags("offload_states", pin_memory=pin_memory, non_blocking=non_blocking)
         if device == OffloadDeviceEnum.nvme:
             raise UnsupportedError(
                 'offload_states(device="nvme") cannot be honoured: state moves to host memory, the '
@@ -102,7 +104,9 @@ class StateOffload:
 
         Raises:
             BudgetError: The device has no room any more; everything stays on the host.
+            ConfigError: The flag is no bool.
         """
+        check_flags("reload_states", non_blocking=non_blocking)
         self._core.moves.reload(timing=_timing(non_blocking))
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from forebay.compat.flags import check_flags
 from forebay.compat.progress import Update
 from forebay.errors import GradientError, UnsupportedError
 
@@ -76,6 +77,7 @@ class MicroSteps:
         Raises:
             GradientError: An earlier backward of this window raised.
         """
+        check_flags("backward", retain_graph=retain_graph, scale_wrt_gas=divide)
         self._batches.refuse_alone()
         scaled = self._share(loss, divide=divide, last=self._batches.is_boundary)
         try:

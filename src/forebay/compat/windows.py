@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._pytree import tree_map
 
+from forebay.compat.flags import check_flags
 from forebay.engine.layer_order import LayerOrder
 from forebay.errors import ConfigError, UnsupportedError
 from forebay.plan.placement import AccumulationOrder
@@ -66,6 +67,7 @@ class Windows:
             ConfigError: They are not as many as an update has.
             GradientError: A window is open already, or a backward of this one raised.
         """
+        check_flags("backward_window", scale_wrt_gas=scale_wrt_gas)
         wanted = self._batches.per_update
         if len(batches) != wanted:
             raise ConfigError(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import torch
 
+from forebay.compat.flags import check_flags
 from forebay.compat.inputs import DTYPES
 from forebay.config.facts import Facts
 from forebay.config.resolve import resolve
@@ -56,6 +57,7 @@ class Init(contextlib.AbstractContextManager["Init"]):
         dtype: torch.dtype | None = None,
         mpu: Any = None,
     ) -> None:
+        check_flags("zero.Init", pin_memory=pin_memory, enabled=enabled)
         if mpu is not None:
             raise UnsupportedError("zero.Init(mpu=...) is not supported", hint="leave mpu out")
         if remote_device not in (None, "cpu", "none"):
