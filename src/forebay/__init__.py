@@ -87,11 +87,11 @@ _MODULES = frozenset({"ops", "runtime", "utils", "zero"})
 # What scripts for DeepSpeed use and forebay has not, with what to write instead.
 _ABSENT = {
     "DeepSpeedEngine": "the engine's class is forebay.compat.engine.TrainingEngine",
-    "PipelineModule": "one process trains the whole model: pass a plain nn.Module to initialize",
+    "PipelineModule": "every rank computes the whole model: pass a plain nn.Module to initialize",
     "checkpointing": "use torch.utils.checkpoint",
     "comm": "use torch.distributed",
     "init_inference": "forebay trains; use the trained module as it is",
-    "tp_model_init": "one process trains the whole model: pass a plain nn.Module to initialize",
+    "tp_model_init": "every rank computes the whole model: pass a plain nn.Module to initialize",
 }
 
 

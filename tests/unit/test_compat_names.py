@@ -60,10 +60,11 @@ def test_a_script_with_its_imports_changed(tmp_path):
     assert run.stderr == ""
 
 
-@pytest.mark.parametrize("name", ["init_inference", "PipelineModule"])
+@pytest.mark.parametrize("name", ["init_inference", "PipelineModule", "tp_model_init"])
 def test_what_is_not_here_says_what_to_do(name):
     with pytest.raises(AttributeError, match=rf"no attribute '{name}' \(.+\)"):
         getattr(forebay, name)
+    assert "one process" not in forebay._ABSENT[name]  # true over ranks as well
     assert not hasattr(forebay, name)
 
 

@@ -258,7 +258,7 @@ def test_offloaded_parameters_need_state_on_the_host() -> None:
     both = {"offload_optimizer": {"device": "cpu", "pin_memory": False}}
     assert resolved(raw, {"zero_optimization": both}).zero.pin_memory is False
     differ = merged(raw, {"zero_optimization": {"offload_param": {"pin_memory": True}}})
-    assert "pin_memory is True, and" in refusal(differ, {"zero_optimization": both}).message
+    assert "pin_memory is true, and" in refusal(differ, {"zero_optimization": both}).message
 
 
 def test_old_form_of_offloaded_parameters() -> None:

@@ -52,6 +52,17 @@ def test_models_and_table_agree() -> None:
         assert model(level).model_config["extra"] == "forbid"
 
 
+def test_reasons_hold_over_ranks_too() -> None:
+    for key in _KEYS:
+        assert "in one process there is none" not in key.reason, key.path
+    assert "wall_clock_breakdown" in str(refusal({"comms_logger": {"enabled": True}}))
+    assert "DeepSpeed has removed it" in str(
+        refusal({"zero_optimization": {"legacy_stage1": True}})
+    )
+    rows = {row.path: row.note for row in resolved({"disable_allgather": True}).rows}
+    assert "weights are exchanged" in rows["disable_allgather"]
+
+
 @pytest.mark.parametrize("key", _KEYS, ids=lambda key: key.path)
 def test_row_says_enough(key: Key) -> None:
     assert key.meaning.endswith((".", "?"))

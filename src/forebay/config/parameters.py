@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
 from forebay.config.loads import LoadSpec, resolve_loads
+from forebay.config.problems import shown
 from forebay.config.rows import Source
 from forebay.errors import ConfigError
 
@@ -76,8 +77,8 @@ def resolve_parameters(lookup: Lookup, *, state: str, pin_memory: bool) -> Param
         pinned = lookup.take(f"{_PARAM}.pin_memory")
         if pinned != pin_memory:
             raise ConfigError(
-                f"config key {_PARAM}.pin_memory is {pinned}, and "
-                f"{_ZERO}.offload_optimizer.pin_memory is {pin_memory}",
+                f"config key {_PARAM}.pin_memory is {shown(pinned)}, and "
+                f"{_ZERO}.offload_optimizer.pin_memory is {shown(pin_memory)}",
                 hint="write the same for both: one policy locks all that is copied",
             )
     else:

@@ -43,7 +43,13 @@ _TIMERS: Final[tuple[Key, ...]] = (
             "output_file": (optional(TEXT), None, "Where to."),
         },
     ),
-    opaque("comms_logger", "Log every collective.", reason="in one process there is none"),
+    opaque(
+        "comms_logger",
+        "Log every collective.",
+        reason="collectives are not logged",
+        instead='write "wall_clock_breakdown": true, which shows the time of exchanges, or use '
+        "torch.profiler",
+    ),
 )
 
 _MONITORS: Final[tuple[Key, ...]] = (

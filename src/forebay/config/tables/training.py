@@ -18,9 +18,7 @@ from forebay.config.kinds import (
 
 __all__ = ["KEYS"]
 
-_EXCHANGED: Final = (
-    "gradients travel in their own dtype and are added up in fp32 in the order of ranks"
-)
+_AVERAGED: Final = "gradients are averaged once, in fp32, together with clipping and loss scale"
 _AUTO: Final = Auto.CALLER
 
 _BATCH: Final[tuple[Key, ...]] = (
@@ -77,14 +75,14 @@ _GRADIENTS: Final[tuple[Key, ...]] = (
         FLAG,
         "Average before the sum over ranks instead of after it.",
         default=False,
-        reason=_EXCHANGED,
+        reason=_AVERAGED,
     ),
     refused(
         "gradient_predivide_factor",
         POSITIVE_NUMBER,
         "Part of the averaging that is done before the sum over ranks.",
         default=1.0,
-        reason="gradients are averaged once, in fp32, together with clipping and loss scale",
+        reason=_AVERAGED,
     ),
     refused(
         "gradient_allreduce_op",
@@ -106,7 +104,7 @@ _GRADIENTS: Final[tuple[Key, ...]] = (
         optional(choice("fp16", "bfp16", "bf16", "fp32")),
         "Dtype of the exchange in sequence parallelism.",
         default="fp32",
-        reason=_EXCHANGED,
+        reason="every rank has whole sequences",
     ),
     refused(
         "sparse_gradients",
@@ -119,7 +117,7 @@ _GRADIENTS: Final[tuple[Key, ...]] = (
         FLAG,
         "Exchange parameters by broadcast instead of all-gather.",
         default=False,
-        reason=_EXCHANGED,
+        reason="weights are exchanged unit by unit, at every stage alike",
     ),
 )
 

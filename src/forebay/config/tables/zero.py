@@ -102,6 +102,7 @@ _COMMUNICATION: Final[tuple[Key, ...]] = (
         FLAG,
         "An implementation that DeepSpeed removed.",
         default=False,
+        reason="DeepSpeed has removed it too",
     ),
     refused(
         "zero_optimization.zero_hpz_partition_size",
