@@ -182,6 +182,20 @@ def test_what_is_away_stays_and_more_may_follow():
     optimizer.close()
 
 
+@pytest.mark.parametrize("timing", MoveTiming)
+@pytest.mark.parametrize("kind", KINDS)
+def test_reloading_what_never_left_moves_nothing(kind, timing):
+    """Right after a step, too: new weights that are on their way are waited for all the same."""
+
+    def _reload(engine):
+        moved = dict(engine.traffic)
+        assert engine.moves.reload(timing=timing) == 0
+        assert dict(engine.traffic) == moved
+
+    late = replace(KINDS[kind], fault=FaultScript(seed=2, max_delay_us=1500))
+    _same(_train(KINDS[kind]), _train(late, between=_reload))
+
+
 def test_generating_without_optimizer_state():
     """The loop of reinforcement learning: weights stay, the rest makes room."""
     model, optimizer, engine = _engine()

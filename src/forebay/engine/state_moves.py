@@ -239,6 +239,8 @@ class StateMoves:
         """
         self._barrier.refuse_closed("reload_states()")
         self._occupy(partial(self._together.run, what="reload_states()"))
+        if not self._barrier.away:
+            return 0  # weights may be on their way from the last step: nobody may show them yet
         return self._arrive(timing)
 
     def _occupy(self, run: Callable[[Callable[[], None]], None]) -> None:
@@ -338,7 +340,7 @@ class StateMoves:
         Ranks do not ask each other: some may be gone.
         """
         if self._barrier.away and not self._barrier.is_closed:
-            self._occupy(_alone)
+            self._occupy(lambda come: come())
             self._arrive(MoveTiming.WAIT)
 
     def close(self) -> None:
@@ -394,7 +396,3 @@ def _batches(going: Iterable[_Going]) -> Iterator[list[_Going]]:
             batch = []
     if batch:
         yield batch
-
-
-def _alone(work: Callable[[], None]) -> None:
-    work()
