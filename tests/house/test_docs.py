@@ -38,6 +38,18 @@ def test_named_tests_exist() -> None:
     assert not missing
 
 
+def test_every_report_from_the_field_is_answered() -> None:
+    """Each kind of fault has a row or shares one, and a row names a test or says why not."""
+    numbered = {*range(1, 12), *range(13, 35), *range(38, 44), *range(45, 49), 50, 52, 55}
+    numbered |= {*range(58, 64), 66, 70, 72, 76, 77, 78, 81, *range(86, 92), *range(94, 108)}
+    numbered |= {109, 110}
+    text = (DOCS / "decisions" / "field-reports.md").read_text()
+    rows = re.findall(r"^\| ([\d, ]+) \| .* \| (.*) \|$", text, re.MULTILINE)
+    assert sorted(int(one) for numbers, _ in rows for one in numbers.split(",")) == sorted(numbered)
+    bare = [numbers for numbers, answer in rows if not re.search(r"`tests/|No test", answer)]
+    assert not bare
+
+
 def _listed(nav: list[object]) -> Iterator[str]:
     for entry in nav:
         if isinstance(entry, str):

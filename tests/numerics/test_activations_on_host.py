@@ -109,6 +109,41 @@ def test_the_inputs_of_all_regions_but_the_last_travel(kind, away):
     assert engine.ledger.bytes(Tier.HOST, Role.ACTIVATIONS) == 0
 
 
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_forwards_without_gradients_change_nothing(kind):
+    """In training mode, between forward and backward and between steps."""
+
+    def _gradients(*, disturbed: bool):
+        model = _Deep(kind, 6).to(DEVICE)
+        source = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        options = replace(AWAY["activations"], device=DEVICE)
+        _, optimizer = offload_with(model, source, options=options)
+        found = []
+        for step in range(3):
+            generator = torch.Generator().manual_seed(step)
+            x = torch.randn(16, 32, generator=generator).to(DEVICE).requires_grad_()
+            loss = model(x).pow(2).mean()
+            if disturbed:
+                with torch.no_grad():
+                    model(torch.ones_like(x))
+            loss.backward()
+            found += [x.grad, *(p.grad.clone() for p in model.parameters())]
+            optimizer.step()
+            optimizer.zero_grad()
+            if disturbed:
+                with torch.no_grad():
+                    model(torch.ones_like(x))
+        moved = optimizer.engine.streaming.activations.nbytes
+        optimizer.close()
+        return found, moved
+
+    plain, plain_bytes = _gradients(disturbed=False)
+    found, moved = _gradients(disturbed=True)
+    assert len(plain) == len(found)
+    assert all(torch.equal(one, other) for one, other in zip(plain, found, strict=True))
+    assert moved == plain_bytes
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_graph_that_is_kept_or_dropped(kind):
     model = _Deep(KINDS[kind], 6).to(DEVICE)
