@@ -20,6 +20,7 @@ from forebay.checkpoint.reader import stored_dtype
 from forebay.checkpoint.sources import round_into
 from forebay.checkpoint.writer import PIECE_BYTES, Staging, TensorWriter, plan_files
 from forebay.errors import CheckpointError, ConfigError, ForebayError
+from forebay.hardware.reason import reason_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -153,7 +154,8 @@ def export(
         disk.sync_folder(out.parent)
     except OSError as error:
         disk.remove_tree(partial)
-        raise CheckpointError(f"cannot write {out}: {error.strerror or error}") from error
+        reason, hint = reason_of(error)
+        raise CheckpointError(f"cannot write {out}: {reason}", hint=hint) from error
     except ForebayError:
         disk.remove_tree(partial)
         raise

@@ -9,13 +9,16 @@ first; if the crash comes just then, readers find it there.
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Final
 
 from forebay.checkpoint.manifest import MANIFEST
 from forebay.checkpoint.values import is_unicode
 from forebay.errors import CheckpointError
+from forebay.hardware.reason import NO_FILES_LEFT, reason_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from forebay.checkpoint.disk import Disk
@@ -93,12 +96,13 @@ class CheckpointFolder:
             file = self.path / LATEST
             if not file.is_file():
                 return None
-            with file.open("rb") as opened:
+            with _readable(file), file.open("rb") as opened:
                 tag = opened.read(4096).decode("utf-8", errors="replace").strip()
         name = check_tag(tag)
         for item in (self.path / name, self.path / f".{name}{_REPLACED}"):
-            if _is_complete(item):
-                return item
+            with _readable(item):
+                if _is_complete(item):
+                    return item
         raise CheckpointError(self._missing(name), hint=self._others())
 
     def _missing(self, name: str) -> str:
@@ -178,8 +182,22 @@ class CheckpointFolder:
                 self._disk.remove_tree(item)
 
 
+@contextlib.contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        reason, hint = reason_of(error)
+        raise CheckpointError(f"cannot read {path}: {reason}", hint=hint) from error
+
+
 def _is_complete(item: Path) -> bool:
-    """Whether a folder has a manifest of ours; that comes last, so all else is there."""
+    """Whether a folder has a manifest of ours; that comes last, so all else is there.
+
+    Raises:
+        OSError: No file can be opened any more, so that nothing is known: a caller would remove
+            what it takes for incomplete.
+    """
     if item.is_symlink() or item.name.endswith(_PARTIAL):
         return False
     manifest = item / MANIFEST
@@ -188,7 +206,9 @@ def _is_complete(item: Path) -> bool:
             return False
         with manifest.open("rb") as opened:
             return opened.read(len(_START)) == _START
-    except OSError:
+    except OSError as error:
+        if error.errno in NO_FILES_LEFT:
+            raise
         return False
 
 

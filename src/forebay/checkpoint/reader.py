@@ -25,6 +25,7 @@ from forebay.checkpoint.manifest import (
 )
 from forebay.checkpoint.manifest_json import MAX_MANIFEST_BYTES, parse_manifest
 from forebay.errors import CheckpointError
+from forebay.hardware.reason import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -83,7 +84,7 @@ class Checkpoint:
         try:
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         except OSError as error:
-            raise CheckpointError(f"cannot open the checkpoint {folder}: {_why(error)}") from error
+            raise _cannot(f"open the checkpoint {folder}", error) from error
         self._stack.callback(os.close, descriptor)
         return descriptor
 
@@ -95,7 +96,7 @@ class Checkpoint:
                 name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=self._folder
             )
         except OSError as error:
-            raise CheckpointError(f"cannot open {path}: {_why(error)}") from error
+            raise _cannot(f"open {path}", error) from error
         self._stack.callback(os.close, descriptor)
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
@@ -253,7 +254,7 @@ class Checkpoint:
                     raise CheckpointError(f"{self.folder / name} ends before byte {at + len(left)}")
                 left, at = left[count:], at + count
         except OSError as error:
-            raise CheckpointError(f"cannot read {self.folder / name}: {_why(error)}") from error
+            raise _cannot(f"read {self.folder / name}", error) from error
 
     def close(self) -> None:
         """Close its files. Idempotent."""
@@ -283,7 +284,8 @@ def stored_dtype(entry: ParameterEntry, role: Role) -> torch.dtype:
     return DTYPES[entry.dtype if role in OWN_DTYPE else "F32"]
 
 
-def _why(error: OSError) -> str:
+def _cannot(what: str, error: OSError) -> CheckpointError:
+    reason, hint = reason_of(error)
     if error.errno in {errno.ELOOP, errno.EMLINK}:
-        return "it is a link"
-    return error.strerror or str(error)
+        reason = "it is a link"
+    return CheckpointError(f"cannot {what}: {reason}", hint=hint)

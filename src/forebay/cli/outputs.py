@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from forebay.errors import StorageError, TransferError
+from forebay.hardware.reason import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -74,9 +75,8 @@ def saying(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise TransferError(
-            f"cannot write {path}: {error.strerror}", hint="name a place that you may write to"
-        ) from error
+        reason, hint = reason_of(error, hint="name a place that you may write to")
+        raise TransferError(f"cannot write {path}: {reason}", hint=hint) from error
 
 
 @contextlib.contextmanager
@@ -89,9 +89,11 @@ def below(folder: Path) -> Iterator[Path]:
     try:
         made = tempfile.TemporaryDirectory(prefix="forebay-bench-", dir=folder)
     except OSError as error:
+        reason, hint = reason_of(
+            error, hint="name a folder on the drive to measure that this user may write"
+        )
         raise StorageError(
-            f"cannot make a folder in {folder}: {error.strerror} (errno {error.errno})",
-            hint="name a folder on the drive to measure that this user may write",
+            f"cannot make a folder in {folder}: {reason} (errno {error.errno})", hint=hint
         ) from error
     with made as inside:
         yield Path(inside)

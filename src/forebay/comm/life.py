@@ -12,6 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from forebay.errors import RankError
+from forebay.hardware.thread_limit import starting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -57,7 +58,8 @@ class Life:
         self._write("doing", self._doing)
         self._write("beat", "0")
         self._thread = threading.Thread(target=self._beat, name="forebay-life", daemon=True)
-        self._thread.start()
+        with starting("the exchange between ranks"):
+            self._thread.start()
 
     def _write(self, what: str, text: str) -> None:
         self._store.set(f"{what}/{self._rank}", text)

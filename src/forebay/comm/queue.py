@@ -18,6 +18,7 @@ import torch
 from forebay.accelerators.cuda import stream_of
 from forebay.comm.passes import PassKind
 from forebay.errors import RankError
+from forebay.hardware.thread_limit import starting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -139,7 +140,8 @@ class Queue:
         self._broken: BaseException | None = None
         self._closed = False
         self._thread = threading.Thread(target=self._work, name="forebay-ranks", daemon=True)
-        self._thread.start()
+        with starting("the exchange between ranks"):
+            self._thread.start()
 
     def submit(self, work: Callable[[], Any], *, what: str, after: Sequence[Any] = ()) -> Job:
         """Append a job, which every rank appends at the same point.

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 from forebay.checkpoint.manifest import BLOCK_BYTES
 from forebay.errors import CheckpointError
+from forebay.hardware.reason import reason_of
+from forebay.hardware.thread_limit import starting
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -86,12 +88,14 @@ class SaveReport:
 def as_checkpoint_error(request: SaveRequest) -> Iterator[None]:
     """Let the file system's errors say which save failed."""
     try:
-        yield
+        with starting("the writer of a checkpoint"):
+            yield
     except OSError as error:
+        reason, hint = reason_of(error)
         raise CheckpointError(
-            f"cannot save checkpoint {request.tag} in {request.folder}: "
-            f"{error.strerror or error}; earlier ones are as they were",
-            hint=getattr(error, "hint", None),
+            f"cannot save checkpoint {request.tag} in {request.folder}: {reason}; earlier ones are "
+            "as they were",
+            hint=hint,
         ) from error
 
 

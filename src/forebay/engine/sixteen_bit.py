@@ -15,6 +15,7 @@ from forebay.comm.together import Together
 from forebay.engine.gathered_weights import GatheredWeight, Gathers
 from forebay.engine.snapshot import untrained_tensors
 from forebay.errors import CheckpointError
+from forebay.hardware.reason import reason_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -88,9 +89,8 @@ def _write(path: Path, sources: list[Source]) -> None:
         disk.sync_folder(path.parent)
     except OSError as error:
         disk.remove_tree(path.parent / partial)
-        raise CheckpointError(
-            f"cannot save {path}: {error.strerror or error}", hint=getattr(error, "hint", None)
-        ) from error
+        reason, hint = reason_of(error)
+        raise CheckpointError(f"cannot save {path}: {reason}", hint=hint) from error
 
 
 def _staging(is_gathered: bool) -> Staging:  # noqa: FBT001

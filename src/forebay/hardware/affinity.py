@@ -223,7 +223,11 @@ def _siblings(topology: Path) -> frozenset[int]:
 def _nodes(folder: Path) -> dict[int, int]:
     """NUMA node of each CPU."""
     found = {}
-    for node in sorted(folder.glob("node[0-9]*")):
+    try:
+        nodes = sorted(folder.glob("node[0-9]*"))
+    except OSError:  # as where the system tells none: memory is then left where it is touched
+        return {}
+    for node in nodes:
         for cpu in _read_list(node / "cpulist"):
             found[cpu] = int(node.name.removeprefix("node"))
     return found

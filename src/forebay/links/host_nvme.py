@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from forebay.errors import ConfigError, UnsupportedError
 from forebay.hardware.rates import DriveUse
+from forebay.hardware.thread_limit import starting
 from forebay.links.busy_time import BusyTime
-from forebay.links.thread_limit import starting
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

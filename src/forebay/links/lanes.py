@@ -11,8 +11,8 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
 from forebay.errors import TransferError
+from forebay.hardware.thread_limit import starting
 from forebay.links.observer import NO_OBSERVER
-from forebay.links.thread_limit import starting
 from forebay.model.layout import ITEM_BYTES
 from forebay.plan.memory import RING_SLOTS
 from forebay.plan.program import Lane, OpKind

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from forebay.errors import BudgetError, EngineClosedError
+from forebay.hardware.reason import reason_of
 from forebay.tiers.ledger import Ledger, Role, Tier
 from forebay.tiers.numa import interleave, nodes_at_work
 from forebay.tiers.page_locking import LockState
@@ -96,9 +97,11 @@ class HostArena:
             )
         except OSError as error:
             reservation.release()
+            reason, hint = reason_of(
+                error, hint="free host memory, or raise the limit on address space (ulimit -v)"
+            )
             raise BudgetError(
-                f"cannot map {self.nbytes} bytes of host memory for {what}: {error.strerror}",
-                hint="free host memory, or raise the limit on address space (ulimit -v)",
+                f"cannot map {self.nbytes} bytes of host memory for {what}: {reason}", hint=hint
             ) from error
         # `finalize` on the mapping, not on the arena: a view keeps the mapping alive.
         weakref.finalize(mapping, reservation.release).atexit = False

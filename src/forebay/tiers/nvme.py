@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forebay.errors import ForebayWarning, StorageError
+from forebay.hardware.reason import reason_of
 from forebay.tiers.ledger import Tier
 from forebay.units_of_measure import format_bytes
 
@@ -142,8 +143,7 @@ class NvmeStore:
                 descriptors.append(descriptor)
                 self.is_direct = self.is_direct and direct
                 _reserve(descriptor, path, share)
-            names = [f"the state file in {path}" for path in paths]
-            self.files: Any = core.FileSet(descriptors, names, stripe_bytes)
+            self.files = _file_set(core, descriptors, paths, stripe_bytes)
             self.also_opened = [] if also_open is None else [also_open(one) for one in descriptors]
         finally:
             for descriptor in descriptors:
@@ -265,10 +265,22 @@ def _require_room(descriptor: int, path: Path, nbytes: int) -> None:
         )
 
 
+def _file_set(core: Any, descriptors: list[int], paths: Sequence[Path], stripe_bytes: int) -> Any:
+    """The native set, with descriptors of its own."""
+    names = [f"the state file in {path}" for path in paths]
+    try:
+        return core.FileSet(descriptors, names, stripe_bytes)
+    except ValueError as error:
+        refused = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        if not str(error).endswith(str(refused.strerror)):
+            raise
+        raise _cannot("open state files in", paths[0], refused) from error
+
+
 def _cannot(what: str, path: Path, error: OSError) -> StorageError:
-    failure = StorageError(
-        f"cannot {what} {path}: {error.strerror} (errno {error.errno})",
-        hint="name a folder on a local drive that this user may write and that has room",
+    reason, hint = reason_of(
+        error, hint="name a folder on a local drive that this user may write and that has room"
     )
+    failure = StorageError(f"cannot {what} {path}: {reason} (errno {error.errno})", hint=hint)
     failure.errno = error.errno
     return failure

@@ -20,7 +20,8 @@ from collections import deque
 from enum import Enum
 from typing import Protocol
 
-from forebay.errors import ForebayWarning
+from forebay.errors import ForebayWarning, TransferError
+from forebay.hardware.thread_limit import starting
 from forebay.units_of_measure import format_bytes
 
 __all__ = ["LockState", "PageLock", "PageLocker", "PageLocking"]
@@ -137,7 +138,13 @@ class PageLocking:
         if idle:
             # Not a daemon: one that returns from the driver while the interpreter goes down would
             # be ended inside native code. It ends by itself; see `_next`.
-            threading.Thread(target=self._work, name="forebay-page-locking").start()
+            try:
+                with starting("page-locking"):
+                    threading.Thread(target=self._work, name="forebay-page-locking").start()
+            except TransferError:
+                with self._changed:  # nobody is left who would
+                    self._working = False
+                raise
         return lock
 
     def unlock(self, lock: PageLock) -> None:

@@ -23,6 +23,7 @@ from safetensors import SafetensorError
 
 from forebay.checkpoint.locate import CHECKPOINTS, TOKENIZER
 from forebay.errors import ConfigError, TransferError
+from forebay.hardware.reason import reason_of
 from forebay.plan.run_record import RUN_RECORD
 from forebay.train.options import ExistingOutput
 from forebay.units_of_measure import counted, format_bytes
@@ -88,9 +89,9 @@ class RunFolder:
             probe.write_bytes(b"")
             probe.unlink()
         except OSError as error:
+            reason, hint = reason_of(error, hint="--output names a folder that you may write to")
             raise ConfigError(
-                f"cannot write to the output folder {path}: {error.strerror}",
-                hint="--output names a folder that you may write to",
+                f"cannot write to the output folder {path}: {reason}", hint=hint
             ) from error
         return cls(path, claim)
 
@@ -178,8 +179,9 @@ class RunFolder:
             shutil.rmtree(final, ignore_errors=True)
             partial.rename(final)
         except OSError as error:
+            reason, hint = reason_of(error)
             raise TransferError(
-                f"cannot write the tokenizer to {final}: {error.strerror or error}"
+                f"cannot write the tokenizer to {final}: {reason}", hint=hint
             ) from error
 
     def require_room(self, model_bytes: int, *, checkpoint_bytes: int = 0) -> None:

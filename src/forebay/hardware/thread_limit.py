@@ -14,10 +14,13 @@ if TYPE_CHECKING:
 
 __all__ = ["starting"]
 
+# The native core's words and those of Python.
+_WORDS = (os.strerror(errno.EAGAIN), "can't start new thread")
+
 
 @contextlib.contextmanager
 def starting(what: str) -> Iterator[None]:
-    """Make native workers inside; `what` they are for is named where they cannot start.
+    """Make workers inside; `what` they are for is named where they cannot start.
 
     Raises:
         TransferError: The system refuses a thread, with errno EAGAIN. Its own words, "Resource
@@ -26,7 +29,7 @@ def starting(what: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if str(error) != os.strerror(errno.EAGAIN):
+        if str(error) not in _WORDS:
             raise
         failure = TransferError(
             f"the system starts no more threads, and {what} needs some: {error} (errno "
