@@ -66,6 +66,28 @@ def test_a_leaf_module_is_one_unit(zero):
     assert sum(len(unit) for unit in units) == 10
 
 
+@pytest.mark.parametrize(
+    "leaf",
+    [
+        {"classes": ["Experts"]},
+        {"classes": [f"{__name__}.Experts"], "names": "auto"},
+        {"names": ["experts"]},
+        {"name_suffixes": ["xperts", "perts"]},
+    ],
+)
+def test_the_configuration_names_leaves_too(leaf):
+    model = Model()
+    assert _holds_whole(_units(model, sub_group_size=1, leaf_module=leaf))
+    assert get_z3_leaf_modules(model) == []  # nothing stays for the next configuration
+    assert not _holds_whole(_units(model, sub_group_size=1, leaf_module={}))
+
+
+def test_a_leaf_that_the_model_has_not_is_warned_of(caplog):
+    assert not _holds_whole(_units(Model(), leaf_module={"classes": ["Expert"], "names": ["a"]}))
+    assert "zero_optimization.leaf_module.classes names Expert" in caplog.text
+    assert "zero_optimization.leaf_module.names names a, and no module" in caplog.text
+
+
 def test_offload_reads_the_marks_too():
     model = Model()
     set_z3_leaf_modules(model, [Experts])

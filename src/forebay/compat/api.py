@@ -24,6 +24,7 @@ from forebay.compat.inputs import (
     model_dtype,
     one_config,
 )
+from forebay.compat.leaf import configured_leaves
 from forebay.compat.loader import samples_in
 from forebay.compat.loads import load_rules
 from forebay.compat.optimizers import adam_from, build_optimizer
@@ -211,6 +212,7 @@ def _build(
             options=replace(
                 engine_options(config, device=local_device(group)),
                 cast_to=_cast_to(model, precision=config.precision),
+                whole_modules=configured_leaves(model, config.zero.leaf),
                 group=group,
                 stage=config.zero.stage,
                 exchange=exchange_of(config),

@@ -7,6 +7,7 @@ by data (experts). Here such a module's parameters lie in one unit. The marks ar
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from torch import nn
@@ -19,7 +20,10 @@ from forebay.model.whole import is_whole, mark_whole, unmark_whole, whole_module
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from forebay.config.leaf import LeafSpec
+
 __all__ = [
+    "configured_leaves",
     "get_z3_leaf_modules",
     "set_z3_leaf_module",
     "set_z3_leaf_modules",
@@ -28,6 +32,8 @@ __all__ = [
     "unset_z3_leaf_modules",
     "z3_leaf_module",
 ]
+
+_log = logging.getLogger("forebay")
 
 
 def set_z3_leaf_modules(
@@ -126,6 +132,31 @@ def get_z3_leaf_modules(model: nn.Module) -> list[nn.Module]:
 def z3_leaf_module(model: nn.Module) -> bool:
     """Whether the module itself is marked."""
     return is_whole(model)
+
+
+def configured_leaves(model: nn.Module, spec: LeafSpec | None) -> list[nn.Module]:
+    """The modules that a configuration names; a text that fits none is warned of."""
+    if spec is None:
+        return []
+    named = list(model.named_modules())
+    fits: dict[str, Callable[[str, nn.Module, str], bool]] = {
+        "classes": lambda _name, module, text: _is(module, text),
+        "names": lambda name, _module, text: name == text,
+        "name_suffixes": lambda name, _module, text: name.endswith(text),
+    }
+    found: list[nn.Module] = []
+    for key, fit in fits.items():
+        for text in getattr(spec, key):
+            modules = [module for name, module in named if fit(name, module, text)]
+            if not modules:
+                _log.warning(
+                    "config key zero_optimization.leaf_module.%s names %s, and no module of the "
+                    "model is called so",
+                    key,
+                    text,
+                )
+            found += modules
+    return list({id(module): module for module in found}.values())
 
 
 def _by_class(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from forebay.config.batch import resolve_batch
 from forebay.config.exchange import resolve_exchange
 from forebay.config.facts import Facts
+from forebay.config.leaf import resolve_leaf
 from forebay.config.lookup import Lookup
 from forebay.config.nvme import resolve_nvme
 from forebay.config.optimizer import resolve_optimizer, resolve_scheduler
@@ -148,6 +149,7 @@ def _zero(lookup: Lookup) -> ZeroSpec:
         streamed_units=places.streamed_units,
         update_cores=None if cores is None else float(cores),
         unit_elements=_unit_elements(lookup),
+        leaf=resolve_leaf(lookup),
         nvme=resolve_nvme(lookup, device=device, with_weights=parameters.tier == "nvme"),
     )
 

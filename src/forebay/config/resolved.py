@@ -16,6 +16,7 @@ from forebay.config.rows import Row, Source
 from forebay.config.update_spec import UpdateSpec
 
 if TYPE_CHECKING:
+    from forebay.config.leaf import LeafSpec
     from forebay.config.nvme_spec import NvmeSpec
     from forebay.config.zenflow_spec import ZenflowSpec
 
@@ -143,6 +144,7 @@ class ZeroSpec:
             at least one parameter each; None: units follow the model's blocks.
         nvme: Files, buffers and access; None unless the tier is nvme.
         zenflow: The mode of that name; None for another one.
+        leaf: Modules whose parameters stay in one unit; None names none.
     """
 
     stage: int = 0
@@ -156,6 +158,7 @@ class ZeroSpec:
     unit_elements: int | None = None
     nvme: NvmeSpec | None = None
     zenflow: ZenflowSpec | None = None
+    leaf: LeafSpec | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -361,5 +364,6 @@ def _zero_dict(zero: ZeroSpec) -> dict[str, Any]:
         },
         "offload_param": param,
         **({} if zero.zenflow is None else {"zenflow": zero.zenflow.as_dict()}),
+        **({} if zero.leaf is None else {"leaf_module": zero.leaf.as_dict()}),
         **zero.loads.as_dict(),
     }

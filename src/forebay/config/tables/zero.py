@@ -230,15 +230,24 @@ _STAGE3: Final[tuple[Key, ...]] = (
             "gather_fp16_weights_on_model_save",
         ),
     ),
-    section("zero_optimization.leaf_module", "Modules whose parameters are gathered as one."),
-    *moot(
+    section(
         "zero_optimization.leaf_module",
-        reason=_BY_UNIT,
-        rows={
-            "classes": (TEXTS, (), "By class."),
-            "names": (TEXTS, (), "By name."),
-            "name_suffixes": (TEXTS, (), "By the end of the name."),
-        },
+        "Modules whose parameters stay in one unit, as `set_z3_leaf_modules` asks; a text that "
+        "fits none is warned of.",
+    ),
+    *(
+        honoured(
+            f"zero_optimization.leaf_module.{name}",
+            TEXTS,
+            meaning,
+            default=(),
+            auto=Auto.DEFAULT,
+        )
+        for name, meaning in (
+            ("classes", "By class, plain or with its module. DeepSpeed's default has three."),
+            ("names", "By name in `named_modules()`."),
+            ("name_suffixes", "By the end of such a name."),
+        )
     ),
     *moot(
         "zero_optimization",
