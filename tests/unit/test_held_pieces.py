@@ -11,10 +11,11 @@ from torch import nn
 
 import forebay
 from forebay import TransferError
-from forebay.engine import EngineOptions, offload_with
+from forebay.engine import EngineOptions, build, offload_with
 from forebay.engine.file_space import NvmeOptions
 from forebay.plan import Lane, UpdatePlace
-from forebay.plan.memory import buffer_bytes, forecast
+from forebay.plan.memory import buffer_bytes, forecast, weight_staging_bytes
+from forebay.plan.placement import WeightPlace
 from forebay.tiers.ledger import Tier
 from unit.engine_cases import loss_of, same, weights
 
@@ -55,6 +56,21 @@ def _file_bytes(model, optimizer):
     placed = {(row.tier.value, row.role.value): row.nbytes for row in engine.ledger.table()}
     assert placed == forecast(engine.placement, device_page_bytes=mmap.PAGESIZE)
     return *moved, engine.ledger.bytes(Tier.NVME)
+
+
+@pytest.mark.parametrize("weights", [WeightPlace.DEVICE, WeightPlace.NVME])
+def test_buffers_take_an_eighth_of_a_small_machine(monkeypatch, tmp_path, weights):
+    """Nobody says a budget or a size: 48 MiB each at most, where 2 Mi elements a piece take 112."""
+    machine = 384 << 20
+    monkeypatch.setattr(build, "machine_bytes", lambda: machine)
+    model = nn.Sequential(*(nn.Linear(1024, 2048) for _ in range(4))).to(torch.bfloat16)
+    nvme = NvmeOptions(paths=(tmp_path,))
+    options = EngineOptions(device="cpu", threads=1, nvme=nvme, weights=weights, pool_bytes=0)
+    optimizer = offload_with(model, torch.optim.AdamW(model.parameters()), options=options)[1]
+    placement = optimizer.engine.placement
+    taken = placement.buffers.count * buffer_bytes(placement) + weight_staging_bytes(placement)
+    optimizer.close()
+    assert 0 < taken <= machine // 8 * (1 if weights is WeightPlace.DEVICE else 2)
 
 
 def test_small_units_stay_in_memory_behind_one_that_is_too_large(tmp_path):
@@ -217,12 +233,12 @@ def test_a_byte_of_memory_that_changed_is_found_and_named(tmp_path):
                 "offload_optimizer.buffer_size": (
                     "4194304 elements (48.0 MiB of state)",
                     "derived",
-                    "as the host budget allows, at most 4 Mi",
+                    "as host memory allows, at most 4 Mi",
                 ),
                 "offload_param.buffer_size": (
                     "4194304 elements (8.0 MiB in bfloat16)",
                     "derived",
-                    "as the host budget allows, at most 4 Mi",
+                    "as host memory allows, at most 4 Mi",
                 ),
             },
         ),
@@ -243,7 +259,7 @@ def test_a_byte_of_memory_that_changed_is_found_and_named(tmp_path):
                 "offload_param.buffer_size": (
                     "65536 elements (128.0 KiB in bfloat16)",
                     "derived",
-                    "as the host budget allows, at most 4 Mi",
+                    "as host memory allows, at most 4 Mi",
                 ),
             },
         ),

@@ -14,6 +14,7 @@ from forebay.hardware.limits import (
     SwapWatch,
     host_ceiling,
     locked_memory_limit,
+    machine_bytes,
     memory_available_bytes,
     memory_total_bytes,
 )
@@ -173,6 +174,13 @@ def polled(watch):
         warnings.simplefilter("always")
         watch.look()
     return [warning.category for warning in caught]
+
+
+def test_the_machine_has_no_more_than_its_control_group(machine):
+    machine.available(64 * MIB)
+    assert machine_bytes(sys=machine.sys, proc=machine.proc) == 256 * MIB
+    machine.group("/job", memory_max=str(100 * MIB))
+    assert machine_bytes(sys=machine.sys, proc=machine.proc) == 100 * MIB
 
 
 def test_swapping_is_said_once(machine):

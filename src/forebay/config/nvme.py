@@ -47,7 +47,7 @@ def resolve_nvme(lookup: Lookup, *, device: str, with_weights: bool) -> NvmeSpec
     paths = _folders(lookup, f"{_OFFLOAD}.nvme_path")
     count, elements, reads, writes = (lookup.take(f"{_OFFLOAD}.{name}") for name in _BUFFERS)
     if elements is None:
-        lookup.annotate(f"{_OFFLOAD}.buffer_size", "as the host budget allows, at most 4 Mi")
+        lookup.annotate(f"{_OFFLOAD}.buffer_size", "as host memory allows, at most 4 Mi")
     block, depth, parallelism, single, overlap, gds = (lookup.take(f"aio.{name}") for name in _AIO)
     if not with_weights:
         lookup.annotate("aio.use_gds", "changes nothing: state in files is updated on the host")
@@ -84,7 +84,7 @@ def _weights(lookup: Lookup, paths: tuple[str, ...]) -> WeightFilesSpec:
     names = ("buffer_count", "buffer_size", "max_in_cpu")
     count, elements, in_memory = (lookup.take(f"{_PARAM}.{name}") for name in names)
     if elements is None:
-        lookup.annotate(f"{_PARAM}.buffer_size", "as the host budget allows, at most 4 Mi")
+        lookup.annotate(f"{_PARAM}.buffer_size", "as host memory allows, at most 4 Mi")
     return WeightFilesSpec(
         buffer_count=count, buffer_elements=elements, in_memory_elements=in_memory
     )

@@ -6,6 +6,7 @@ It refuses what does not fit before any model memory is touched.
 from __future__ import annotations
 
 import mmap
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +20,7 @@ from forebay.engine.state_memory import PartMemory
 from forebay.engine.unit import Unit
 from forebay.errors import UnsupportedError
 from forebay.hardware.affinity import CoreShare, Topology
+from forebay.hardware.limits import machine_bytes
 from forebay.model.inspect import OUTSIDE
 from forebay.model.layout import layout_unit
 from forebay.model.unbuilt import UnbuiltWeight, put_in_place, value_of
@@ -136,9 +138,11 @@ def place(model: InspectedModel, *, options: EngineOptions, device: torch.device
         if any(unit.update is UpdatePlace.NVME for unit in units):
             raise UnsupportedError("state is to be in files, and no folder is given for them")
         return placement
+    machine = machine_bytes()
+    sharers = 1 if options.group is None else options.group.local_size
     return with_files(
         placement,
-        options.nvme.wants,
+        replace(options.nvme.wants, machine_bytes=machine and machine // sharers),
         weights=options.weights,
         host_budget=options.own_state_budget,
         device_page_bytes=mmap.PAGESIZE if device.type == "cpu" else 1,

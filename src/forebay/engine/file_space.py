@@ -58,7 +58,7 @@ class NvmeOptions:
         access: How the files are read and written.
         buffer_count: Pieces that are in host memory at once.
         buffer_elements: Elements of a piece, rounded down to a multiple of 64 Ki; None for what
-            the host budget allows, at most 4 Mi.
+            the host budget (without one, the machine) allows, at most 4 Mi.
         reads_ahead: Whether pieces are read while others are updated.
         writes_behind: Whether pieces are read before the one before them is written.
         budget: Bytes that may be placed in files; None for what the disk has.

@@ -136,6 +136,16 @@ def memory_total_bytes(proc: Path = Path("/proc")) -> int | None:
     return _field(proc / "meminfo", "MemTotal:")
 
 
+def machine_bytes(*, sys: Path = Path("/sys"), proc: Path = Path("/proc")) -> int | None:
+    """Host memory that there is at all: the machine's, or its control group's where that is less.
+
+    None where the system tells neither.
+    """
+    group = memory_limit(sys / "fs" / "cgroup", proc=proc)
+    known = [memory_total_bytes(proc), None if group is None else group.nbytes]
+    return min((nbytes for nbytes in known if nbytes is not None), default=None)
+
+
 def locked_memory_limit() -> int | None:
     """Bytes that this process may lock (`ulimit -l`); None when unlimited.
 

@@ -23,7 +23,7 @@ __all__ = ["FileWants", "least_file_bytes", "with_files", "with_least_buffers"]
 
 # 4 Mi elements: 48 MiB of state, long requests for a drive and short against a step.
 _MOST_ELEMENTS = 4 << 20
-# Of a host budget that buffers may take where nobody says their size.
+# Of a host budget, or without one of the machine, for buffers whose size nobody says.
 _SHARE_OF_BUDGET = 8
 # Of the buffers that are asked for, so many let pieces come and go before others hold some; half of
 # them at least, so that the drive has as much to do.
@@ -43,13 +43,15 @@ class FileWants:
     Attributes:
         buffer_count: Pieces of state that are in host memory at once.
         buffer_elements: Elements of a piece, rounded down to a multiple of 64 Ki; None for what
-            the host budget allows, at most 4 Mi.
+            the host budget (without one, the machine) allows, at most 4 Mi.
         reads_ahead: Whether pieces are read while others are updated.
         writes_behind: Whether pieces are read before the one before them is written.
         weight_buffer_count: Pieces of weights that are in host memory at once.
         weight_elements: Elements of those, as `buffer_elements`.
         weights_in_memory_elements: Elements of weights that stay in host memory, the forward's
             first ones, as far as the host budget has room for them.
+        machine_bytes: This rank's part of the host memory that there is, which bounds buffers where
+            no host budget does; None where it is not known.
     """
 
     buffer_count: int = 4
@@ -59,6 +61,7 @@ class FileWants:
     weight_buffer_count: int = 5
     weight_elements: int | None = None
     weights_in_memory_elements: int = 0
+    machine_bytes: int | None = None
 
 
 def with_files(
@@ -84,7 +87,8 @@ def with_files(
         host_budget: Bytes that may be placed on the host; None without a bound.
         device_page_bytes: What each device allocation is rounded up to.
     """
-    placement = _with_buffers(placement, wants, host_budget=host_budget)
+    share_of = wants.machine_bytes if host_budget is None else host_budget
+    placement = _with_buffers(placement, wants, share_of=share_of)
     to_files = weights is WeightPlace.NVME
     in_files = tuple(
         unit
@@ -134,7 +138,7 @@ def least_file_bytes(
             buffers hold.
     """
     held = wants.buffer_count - _coming(wants)
-    piece = _piece_elements(wants.buffer_elements, host_budget=None, each_bytes=1)
+    piece = _piece_elements(wants.buffer_elements, share_of=None, each_bytes=1)
     in_files = weight_bytes * max(0, elements - wants.weights_in_memory_elements)
     in_files += _STATE_ITEM_BYTES * (elements - held * piece)
     return max(0, in_files - (host_budget or 0))
@@ -145,8 +149,8 @@ def _coming(wants: FileWants) -> int:
     return max(min(wants.buffer_count, _LEAST_COMING), wants.buffer_count // 2)
 
 
-def _with_buffers(placement: Placement, wants: FileWants, *, host_budget: int | None) -> Placement:
-    """The placement with the buffers that are asked for, or a share of the budget for them."""
+def _with_buffers(placement: Placement, wants: FileWants, *, share_of: int | None) -> Placement:
+    """The placement with the buffers that are asked for, or a share of host memory for them."""
     coming = _coming(wants)
     return replace(
         placement,
@@ -155,7 +159,7 @@ def _with_buffers(placement: Placement, wants: FileWants, *, host_budget: int | 
             held=wants.buffer_count - coming,
             piece_elements=_piece_elements(
                 wants.buffer_elements,
-                host_budget=host_budget,
+                share_of=share_of,
                 each_bytes=_BUFFER_ITEM_BYTES * wants.buffer_count,
             ),
             reads_ahead=wants.reads_ahead,
@@ -165,7 +169,7 @@ def _with_buffers(placement: Placement, wants: FileWants, *, host_budget: int | 
             count=wants.weight_buffer_count,
             piece_elements=_piece_elements(
                 wants.weight_elements,
-                host_budget=host_budget,
+                share_of=share_of,
                 each_bytes=_WEIGHT_ITEM_BYTES * wants.weight_buffer_count,
             ),
         ),
@@ -241,12 +245,12 @@ def _with_pieces_in_memory(placement: Placement, *, left: int) -> Placement:
     return _with_needed_buffers(replace(placement, buffers=replace(placement.buffers, held=held)))
 
 
-def _piece_elements(wanted: int | None, *, host_budget: int | None, each_bytes: int) -> int:
+def _piece_elements(wanted: int | None, *, share_of: int | None, each_bytes: int) -> int:
     """Elements of a piece; `each_bytes` is what one element more takes in all buffers."""
     if wanted is None:
         wanted = _MOST_ELEMENTS
-        if host_budget is not None:
-            wanted = min(wanted, host_budget // _SHARE_OF_BUDGET // each_bytes)
+        if share_of is not None:
+            wanted = min(wanted, share_of // _SHARE_OF_BUDGET // each_bytes)
     return max(1, wanted // SUM_ELEMENTS) * SUM_ELEMENTS
 
 

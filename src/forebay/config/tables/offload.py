@@ -87,7 +87,7 @@ _OFFLOAD: Final[tuple[Key, ...]] = (
         "zero_optimization.offload_optimizer.buffer_size",
         optional(STATE_ELEMENTS),
         "Elements of a piece, rounded down to a multiple of 65,536 (at least one); null is what "
-        "the host budget allows, at most 4 Mi.",
+        "the host budget (without one, the machine) allows, at most 4 Mi.",
         default=None,
         auto=Auto.DEFAULT,
     ),
@@ -148,7 +148,8 @@ _OFFLOAD: Final[tuple[Key, ...]] = (
         "zero_optimization.offload_param.buffer_size",
         optional(ELEMENTS),
         "Elements of a piece, at most one of state, rounded down to a multiple of 65,536 (at least "
-        "one); null is what the host budget allows, at most 4 Mi. DeepSpeed's default is 1e8.",
+        "one); null is what the host budget (without one, the machine) allows, at most 4 Mi. "
+        "DeepSpeed's default is 1e8.",
         default=None,
         auto=Auto.DEFAULT,
     ),
