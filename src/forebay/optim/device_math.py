@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import warnings
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from forebay.errors import ForebayWarning
 from forebay.optim.flat_state import dtype_name, native_hypers, native_part
 from forebay.optim.readback import read_numbers
 from forebay.optim.reference import AdamState, update_
@@ -178,11 +180,11 @@ class CudaMath:
 
 
 def cuda_math(device: torch.device) -> DeviceMath:
-    """Triton kernels where Triton is installed (it comes with CUDA builds of torch), else torch.
+    """Triton kernels where they can be built (Triton comes with CUDA builds of torch), else torch.
 
     Both give the same bits; torch's operations read memory several times as often.
     """
-    if not _has_triton():
+    if not _triton_works(device):
         return CudaMath(device)
     from forebay.optim.triton_math import TritonMath
 
@@ -191,7 +193,7 @@ def cuda_math(device: torch.device) -> DeviceMath:
 
 def device_square_blocks(values: torch.Tensor) -> torch.Tensor:
     """`forebay.optim.squares.square_blocks` on an NVIDIA device, by the same choice of kernels."""
-    if not _has_triton():
+    if not _triton_works(values.device):
         return square_blocks(values)
     from forebay.optim.triton_math import block_sums
 
@@ -199,6 +201,35 @@ def device_square_blocks(values: torch.Tensor) -> torch.Tensor:
 
 
 @functools.cache
+def _triton_works(device: torch.device) -> bool:
+    """Whether Triton can build a kernel and run it, with one warning where it is there and cannot.
+
+    It calls a C compiler, which machines that only run training may lack: that is found out when
+    an engine is made, and not in the first step of a run.
+    """
+    if not _has_triton():
+        return False
+    try:
+        from forebay.optim.triton_math import TritonMath
+
+        math = TritonMath(device)
+        math.square_sums([0], [torch.ones(1, device=device)])
+        math.read()
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        last = (str(error).strip() or type(error).__name__).splitlines()[-1]
+        warnings.warn(
+            f"Triton cannot build a kernel here ({type(error).__name__}: {last}): torch's own "
+            "operations do its work on the device; the bits are the same, they take longer\n"
+            "hint: install a C compiler, or name one in the environment variable CC",
+            ForebayWarning,
+            stacklevel=2,
+        )
+        return False
+    return True
+
+
 def _has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
