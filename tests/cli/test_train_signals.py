@@ -113,3 +113,20 @@ def test_other_threads_are_left_alone() -> None:
     thread.start()
     thread.join()
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_crash_in_native_code_shows_where_it_was() -> None:
+    """The words of `forebay` and `python -m forebay`; what runs instead of a verb crashes."""
+    program = (
+        "import os, signal, forebay.__main__, forebay.cli.main\n"
+        "def save_checkpoint():\n"
+        "    os.kill(os.getpid(), signal.SIGSEGV)\n"
+        "forebay.cli.main.main = save_checkpoint\n"
+        "forebay.__main__.run()\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ran.returncode == -signal.SIGSEGV
+    assert "Segmentation fault" in ran.stderr
+    assert "in save_checkpoint" in ran.stderr
