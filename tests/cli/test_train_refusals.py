@@ -130,6 +130,16 @@ def test_options_that_contradict_the_configuration(
     assert all(number in error for number in ("10", "4", "2", "8"))
 
 
+def test_activations_on_the_host_without_checkpointing(
+    train: Callable[..., Ran], tmp_path: Path
+) -> None:
+    asked = {"cpu_checkpointing": True}
+    refused(
+        train(config=config(tmp_path, activation_checkpointing=asked)),
+        "activation_checkpointing.cpu_checkpointing keeps on the host what checkpointing keeps of",
+    )
+
+
 def test_what_is_not_there_yet_is_named(train: Callable[..., Ran], tmp_path: Path) -> None:
     asked = {"partition_activations": True}
     refused(

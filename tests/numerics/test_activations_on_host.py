@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from forebay.engine import EngineOptions, offload_with
 from forebay.engine.layer_order import LayerOrder
 from forebay.engine.options import ActivationPlace
+from forebay.errors import ForebayWarning
 from forebay.links import FaultScript
 from forebay.plan import UpdatePlace, WeightPlace
 from forebay.plan.placement import AccumulationOrder
@@ -142,6 +143,21 @@ def test_forwards_without_gradients_change_nothing(kind):
     assert len(plain) == len(found)
     assert all(torch.equal(one, other) for one, other in zip(plain, found, strict=True))
     assert moved == plain_bytes
+
+
+@pytest.mark.parametrize("is_checkpointed", [True, False])
+def test_what_cannot_act_is_said_once(is_checkpointed, recwarn):
+    model = _Deep(kind=False, blocks=2).to(DEVICE) if is_checkpointed else nn.Linear(32, 32)
+    source = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    _, optimizer = offload_with(model, source, options=replace(DOWN, device=DEVICE))
+    for _ in range(2):
+        model(torch.ones(16, 32, device=DEVICE)).pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    optimizer.close()
+    said = [str(one.message) for one in recwarn if one.category is ForebayWarning]
+    assert len(said) == (not is_checkpointed)
+    assert all("no part of the model is checkpointed" in one for one in said)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -8,12 +8,14 @@ would run ahead of the device, and every activation would be there at once.
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from forebay.errors import ForebayWarning
 from forebay.plan.activations import ON_THEIR_WAY
 from forebay.tiers.ledger import Role
 
@@ -55,6 +57,7 @@ class ActivationStore:
 
     Attributes:
         nbytes: Bytes that went down so far.
+        regions: Inputs of checkpointed regions that it was shown so far.
     """
 
     def __init__(self, lanes: Lanes, *, memory: PartMemory) -> None:
@@ -70,9 +73,12 @@ class ActivationStore:
         # Arenas that nobody uses, each with the transfers that may still touch it.
         self._idle: list[tuple[HostArena, list[Any]]] = []
         self.nbytes = 0
+        self.regions = 0
+        self._has_looked = False
 
     def keep(self, tensor: torch.Tensor) -> KeptActivation | None:
         """Take a tensor that is saved for the backward; None where it should stay as it is."""
+        self.regions += 1
         if (
             tensor.nbytes < _LEAST_BYTES
             or not tensor.is_contiguous()
@@ -108,6 +114,20 @@ class ActivationStore:
         kept.up = None
         self._lanes.reap()  # those given before are held no longer: nothing else may do it
         return tensor
+
+    def look(self) -> None:
+        """At the end of the first step: warn where nothing of the model is checkpointed."""
+        if self._has_looked:
+            return
+        self._has_looked = True
+        if not self.regions:
+            warnings.warn(
+                "activations are to wait on the host (cpu_checkpointing), but no part of the model "
+                "is checkpointed: all of them stay on the device\n"
+                "hint: model.gradient_checkpointing_enable(), or torch.utils.checkpoint for blocks",
+                ForebayWarning,
+                stacklevel=2,
+            )
 
     def _send_down(self, kept: KeptActivation) -> None:
         tensor = kept.tensor

@@ -296,7 +296,7 @@ class Engine:
             for unit in self.units:
                 if unit.eager:
                     self._barrier.make_ready(unit)
-        self.streaming.residency.expect_forward()
+        self.streaming.step_ended()
         self.lanes.reap()
         self._swap.poll()
         if self.page_locking is not None:

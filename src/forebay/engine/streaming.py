@@ -206,6 +206,12 @@ class Streaming:
             if changed and was_away:
                 self.residency.drop_all([unit])
 
+    def step_ended(self) -> None:
+        """New weights are made: bring up what the next forward needs first."""
+        self.residency.expect_forward()
+        if self.activations is not None:
+            self.activations.look()
+
     def detach(self) -> None:
         """Remove the hooks and give the pool back."""
         if self._hooks is not None:

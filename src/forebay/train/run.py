@@ -144,6 +144,7 @@ def _prepare(
     settings = Settings.read(options, source=source, ranks=ranks)
     draft = settings.draft()
     refuse_missing_folders(draft)
+    _refuse_nothing_kept(draft, options.gradient_checkpointing)
     sequence_length(options, context=source.context)
     files = open_files(options.data)
     outline = source.outline(dtype=draft.precision.dtype)
@@ -187,6 +188,16 @@ def _refuse_more_than_all(batch_rows: int, *, num_rows: int) -> None:
         raise ConfigError(
             f"a batch of {batch_rows:,} rows is more than the {num_rows:,} rows of training data",
             hint=f"--batch-size {num_rows} at most",
+        )
+
+
+def _refuse_nothing_kept(draft: ResolvedConfig, checkpointing: GradientCheckpointing) -> None:
+    """A key that cannot act."""
+    if draft.keeps_activations_on_host and checkpointing is GradientCheckpointing.OFF:
+        raise ConfigError(
+            "activation_checkpointing.cpu_checkpointing keeps on the host what checkpointing keeps "
+            "of a forward, and nothing is checkpointed",
+            hint="--gradient-checkpointing",
         )
 
 
