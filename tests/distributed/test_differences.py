@@ -9,7 +9,7 @@ from distributed import differences, ranks
 
 def test_a_rank_that_asks_for_another_weight_is_named():
     first, other = ranks.run(2, differences.asks_for_others, 1)
-    ask = "this rank (0) asks for {} of {}0.weight, and rank 1 for something else"
+    ask = "this rank (0) asks for {0} of {1}0.weight, and rank 1 for {0} of {1}1.weight"
     told = {
         "master": ask.format("the fp32 value", ""),
         "moment": ask.format("exp_avg", ""),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import zlib
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ import torch
 from forebay.comm.collectives import Collectives, Purpose
 from forebay.comm.passes import Passes
 from forebay.comm.queue import Queue
+from forebay.comm.same import different_texts, mark_of
 from forebay.engine.departure import Alone
 from forebay.engine.reducer import Reducer
 from forebay.engine.same_terms import SameTerms
@@ -91,12 +91,14 @@ class Ranks:
         """
         if self.queue is None:
             return
-        own = float(zlib.crc32(subject.encode()))
-        for rank, (told,) in enumerate(self.tell([own], what=subject)):
-            if told != own:
-                this = self.queue.collectives.group.rank
+        marks = [told for (told,) in self.tell([mark_of(subject)], what=subject)]
+        group = self.queue.collectives.group
+        for rank, text in enumerate(
+            different_texts(subject, marks=marks, group=group, what=subject)
+        ):
+            if text != subject:
                 raise RankError(
-                    f"this rank ({this}) asks for {subject}, and rank {rank} for something else",
+                    f"this rank ({group.rank}) asks for {subject}, and rank {rank} for {text}",
                     hint="every rank asks for the same parameters in the same order",
                 )
 

@@ -6,9 +6,9 @@ Slices of one weight would be updated with different rates, or copies of it part
 from __future__ import annotations
 
 import json
-import zlib
 from typing import TYPE_CHECKING
 
+from forebay.comm.same import different_texts, mark_of
 from forebay.errors import RankError
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class SameTerms:
 
     def mark(self) -> float:
         """One number for the others: whoever tells another has other terms."""
-        return float(zlib.crc32(json.dumps(self._terms.facts()).encode()))
+        return mark_of(self._text())
 
     def refuse_other(self, marks: Sequence[float]) -> None:
         """Every rank calls it with the same marks, by rank.
@@ -47,9 +47,10 @@ class SameTerms:
         Raises:
             RankError: On every rank, when one differs from rank 0; names the first difference.
         """
-        if len(set(marks)) == 1:
+        what = "the options of a step"
+        texts = different_texts(self._text(), marks=marks, group=self._group, what=what)
+        if not texts:
             return
-        texts = self._group.compare(json.dumps(self._terms.facts()), what="the options of a step")
         first = json.loads(texts[0])
         for rank, text in enumerate(texts):
             for (name, value), (_, other) in zip(first, json.loads(text), strict=False):
@@ -59,3 +60,6 @@ class SameTerms:
                         hint=_HINT,
                     )
         raise RankError("ranks have different numbers of parameter groups at a step", hint=_HINT)
+
+    def _text(self) -> str:
+        return json.dumps(self._terms.facts())
