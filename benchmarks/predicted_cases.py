@@ -236,7 +236,7 @@ class Trainer:
         # From the end of one update to the end of the next, as a loop that reads no loss; what an
         # update leaves undone shows in the one after it.
         for number in range(WARM_UP + self.steps):
-            if number == WARM_UP - 1 and engine.page_locking is not None:
+            if number == WARM_UP - 1:
                 # A long run's copies are of locked memory. The update before ends meanwhile, so
                 # that the next step is a short one.
                 engine.page_locking.wait()

@@ -232,7 +232,7 @@ def measure(name: str, work: dict[str, Any], rank: int) -> dict[str, Any]:
     runner = contestant(name, work)
     run = Run(runner, work, rank)
     core = runner.core
-    if core is not None and core.page_locking is not None:
+    if core is not None:
         core.page_locking.wait()
     result: dict[str, Any] = {"variant": name, "rank": rank, "ranks": work["ranks"]}
     result["setup_seconds"] = time.perf_counter() - began

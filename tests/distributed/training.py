@@ -208,6 +208,7 @@ def train(recipe: Recipe) -> dict[str, object]:
     optimizer.synchronize()
     seconds = time.monotonic() - began
     engine, queue = optimizer.engine, optimizer.engine.ranks.queue
+    program = engine.current_program()
     result = {
         "losses": losses,
         "seconds": seconds,
@@ -216,7 +217,7 @@ def train(recipe: Recipe) -> dict[str, object]:
         "weights": digest(list(model.state_dict().values())),
         "bytes": {} if queue is None else {k.value: n for k, n in queue.collectives.nbytes.items()},
         "traffic": {lane.value: n for lane, n in engine.traffic.items()},
-        "planned": {lane.value: engine.program.traffic(lane) for lane in Lane},
+        "planned": {lane.value: program.traffic(lane) for lane in Lane},
         "late": engine.streaming.residency.pool.late,
         "steps": [record.step for record in engine.collector.records],
         "slices": [

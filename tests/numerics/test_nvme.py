@@ -206,7 +206,7 @@ def test_counted_bytes_are_the_plan_s(count, reads_ahead, tmp_path):
     assert pieces == 14
     for lane in (Lane.READ, Lane.WRITE):
         deltas = {b[lane] - a[lane] for a, b in itertools.pairwise(seen[1:])}
-        assert deltas == {engine.program.traffic(lane)}
+        assert deltas == {engine.current_program().traffic(lane)}
     optimizer.close()
 
 

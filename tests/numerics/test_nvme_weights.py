@@ -138,7 +138,7 @@ def test_bytes_are_in_files_and_counted_as_the_plan_has_them(tmp_path):
         seen.append(engine.traffic)
     for lane in (Lane.READ, Lane.WRITE, Lane.UP):
         deltas = {b[lane] - a[lane] for a, b in itertools.pairwise(seen[1:])}
-        assert deltas == {engine.program.traffic(lane)}
+        assert deltas == {engine.current_program().traffic(lane)}
     optimizer.close()
 
 

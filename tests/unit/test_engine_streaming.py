@@ -48,7 +48,7 @@ def test_bytes_up_per_update(blocks_in_pool, micro):
         # last backward has no use for the first block's weight, since the input needs no gradient.
         turned = 6 - blocks_in_pool
         blocks_up = 6 + turned + (micro - 1) * 2 * turned - (turned > 0)
-        assert engine.program.traffic(Lane.UP) == item * block * blocks_up
+        assert engine.current_program().traffic(Lane.UP) == item * block * blocks_up
         assert [one["up"] for one in seen[1:]] == [item * block * blocks_up] * 3
         assert seen[-1]["down"] == item * 6 * block * micro
         pool = engine.streaming.residency.pool

@@ -146,7 +146,7 @@ def test_as_many_bytes_come_up_as_the_program_says(pool_bytes, kind):
         _step(model, optimizer, number)
         engine.synchronize()
         seen.append(engine.traffic[Lane.UP])
-    assert seen[4] - seen[3] == seen[3] - seen[2] == engine.program.traffic(Lane.UP)
+    assert seen[4] - seen[3] == seen[3] - seen[2] == engine.current_program().traffic(Lane.UP)
     optimizer.close()
 
 
@@ -163,7 +163,7 @@ def test_so_do_those_of_several_backwards_each_update(pool_bytes):
         optimizer.zero_grad()
         engine.synchronize()
         seen.append(engine.traffic[Lane.UP])
-    assert seen[3] - seen[2] == seen[2] - seen[1] == engine.program.traffic(Lane.UP)
+    assert seen[3] - seen[2] == seen[2] - seen[1] == engine.current_program().traffic(Lane.UP)
     optimizer.close()
 
 
@@ -177,7 +177,7 @@ def test_a_plan_without_a_run_expects_them_in_module_order():
         assert engine.order == (6, 7, 0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5)
         for number in range(4):
             _step(model, optimizer, number)
-        assert expected.traffic(Lane.UP) == engine.program.traffic(Lane.UP)
+        assert expected.traffic(Lane.UP) == engine.current_program().traffic(Lane.UP)
         optimizer.close()
 
 

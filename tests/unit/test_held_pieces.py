@@ -52,7 +52,8 @@ def _file_bytes(model, optimizer):
     _steps(model, optimizer, [2])
     optimizer.synchronize()
     moved = [engine.traffic[lane] - before[lane] for lane in (Lane.READ, Lane.WRITE)]
-    assert moved == [engine.program.traffic(lane) for lane in (Lane.READ, Lane.WRITE)]
+    program = engine.current_program()
+    assert moved == [program.traffic(lane) for lane in (Lane.READ, Lane.WRITE)]
     placed = {(row.tier.value, row.role.value): row.nbytes for row in engine.ledger.table()}
     assert placed == forecast(engine.placement, device_page_bytes=mmap.PAGESIZE)
     return *moved, engine.ledger.bytes(Tier.NVME)

@@ -318,7 +318,8 @@ def test_bytes_are_those_of_the_program(blocks_in_pool, place):
                 optimizer.zero_grad()
                 engine.synchronize()
                 seen.append({lane: engine.traffic[lane] - before[lane] for lane in before})
-            up, down = (engine.program.traffic(lane) for lane in (Lane.UP, Lane.DOWN))
+            program = engine.current_program()
+            up, down = (program.traffic(lane) for lane in (Lane.UP, Lane.DOWN))
             assert [one[Lane.UP] for one in seen[1:]] == [up] * 2
             assert [one[Lane.DOWN] for one in seen] == [down] * 3
             planned.add((up, down))

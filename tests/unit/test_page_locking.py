@@ -20,7 +20,7 @@ from forebay.plan import SixteenBitMaster, UpdatePlace
 from forebay.tiers.host import HostArena
 from forebay.tiers.ledger import Ledger, Role, Tier
 from forebay.tiers.page_locking import PageLocking
-from unit.engine_cases import adamw, batches, loss_of, mlp, run, same, weights
+from unit.engine_cases import adamw, batches, loss_of, mlp, offloaded, run, same, weights
 
 PAGE = mmap.PAGESIZE
 pytestmark = pytest.mark.timeout(60)
@@ -297,3 +297,12 @@ def test_on_a_gpu_training_begins_before_memory_is_locked():
     plain, locked = _run(page_lock=False), _run(page_lock=True)
     assert locked[0] == plain[0]
     assert same(locked[1], plain[1])
+
+
+def test_where_nothing_needs_locked_pages_there_is_nothing_to_wait_for():
+    with offloaded(mlp()) as optimizer:
+        locking = optimizer.engine.page_locking
+        assert locking.wait(0.0)
+        locking.report()
+    assert locking.lock(PAGE, nbytes=PAGE, what="an example", keep=None) is None
+    assert (locking.locked_bytes, locking.pageable_bytes, locking.waiting_bytes) == (0, 0, 0)

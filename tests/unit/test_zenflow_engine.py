@@ -160,7 +160,7 @@ def test_down_goes_a_step_and_up_an_interval():
     optimizer.synchronize()
     moved = {lane.value: count for lane, count in optimizer.engine.traffic.items() if count}
     assert moved == {"down": 8 * 2 * 256 * 64, "up": 2 * 2 * 256 * 64}
-    planned = optimizer.engine.program.traffic
+    planned = optimizer.engine.current_program().traffic
     assert moved == {"down": 8 * planned(Lane.DOWN), "up": 8 * planned(Lane.UP)}
     optimizer.close()
 

@@ -203,7 +203,7 @@ def bench_nvme_step(
     moved: dict[Lane, int] = {}
 
     def count(optimizer: OffloadedOptimizer) -> None:
-        program = optimizer.engine.program
+        program = optimizer.engine.current_program()
         moved.update({lane: program.traffic(lane) for lane in (Lane.READ, Lane.WRITE)})
 
     files = EngineOptions(

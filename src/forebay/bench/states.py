@@ -65,8 +65,7 @@ def _cycle(engine: Engine, roles: tuple[Role, ...]) -> dict[str, float]:
     away = time.perf_counter()
     freed = before - _taken(engine)
     locking = time.perf_counter()
-    if engine.page_locking is not None:
-        engine.page_locking.wait()
+    engine.page_locking.wait()
     locked = time.perf_counter()
     engine.moves.reload()
     back = time.perf_counter()

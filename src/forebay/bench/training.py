@@ -78,7 +78,7 @@ class Training:
 
         For the first seconds of a job copies of what is not locked yet go the driver's own way.
         """
-        if self.runner.engine is not None and self.runner.engine.page_locking is not None:
+        if self.runner.engine is not None:
             self.runner.engine.page_locking.wait()
 
     def settle(self) -> None:

@@ -256,13 +256,10 @@ def move_the_rest(
             buffer.data = buffer.data.to(device)
 
 
-def page_locking(
-    options: EngineOptions, *, accelerator: Accelerator, core: Any
-) -> PageLocking | None:
-    """The policy for what crosses the link; None on `cpu` and where it is not asked for."""
-    if not options.page_lock or accelerator.device.type == "cpu":
-        return None
-    return PageLocking(accelerator.copy_engine(core))
+def page_locking(options: EngineOptions, *, accelerator: Accelerator, core: Any) -> PageLocking:
+    """The policy for what crosses the link; locks nothing on `cpu`, nor where nobody asks."""
+    locks = options.page_lock and accelerator.device.type != "cpu"
+    return PageLocking(accelerator.copy_engine(core) if locks else None)
 
 
 def ring_maker(placement: Placement, *, memory: PartMemory) -> Callable[[], HostArena]:

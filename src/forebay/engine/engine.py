@@ -78,7 +78,7 @@ class Engine:
         ledger: Every byte that forebay placed.
         moves: Brings state off the device between phases, and back.
         order: All units in the order of a forward; the indices of frozen ones follow the others'.
-        page_locking: Locks what crosses the link, in the background; None where nothing is.
+        page_locking: Locks what crosses the link, in the background.
         terms: What the coming update is made with; its `clip_norm` may be set at any time.
         skipped_steps: Steps that changed nothing since a gradient was not finite.
 
@@ -239,9 +239,8 @@ class Engine:
             barrier=self._barrier,
         )
 
-    @property
-    def program(self) -> Program:
-        """The program in force, with the loads that passes like the last ones need."""
+    def current_program(self) -> Program:
+        """The program in force, with the loads that passes like the last ones need; built anew."""
         return build_program(self.placement, order=self.order, uses=self.streaming.residency.uses)
 
     @property
@@ -299,8 +298,7 @@ class Engine:
         self.streaming.step_ended()
         self.lanes.reap()
         self._swap.poll()
-        if self.page_locking is not None:
-            self.page_locking.report()
+        self.page_locking.report()
         self._stepper.conclude(outcome)
         self.lanes.mark(Moment.STEP_END)
         return outcome
@@ -396,5 +394,4 @@ class Engine:
                     part.close()
             self._executor.close()
             self.collector.policy.close()
-            if self.page_locking is not None:
-                self.page_locking.wait()
+            self.page_locking.wait()

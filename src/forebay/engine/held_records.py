@@ -31,7 +31,9 @@ class HeldRecords:
         >>> from forebay.engine.state_memory import PartMemory
         >>> from forebay.plan.records import records
         >>> from forebay.tiers.ledger import Ledger
-        >>> memory = PartMemory(accelerator=CpuAccelerator(), ledger=Ledger(), page_locking=None)
+        >>> from forebay.tiers.page_locking import PageLocking
+        >>> memory = PartMemory(
+        ...     accelerator=CpuAccelerator(), ledger=Ledger(), page_locking=PageLocking(None))
         >>> held = HeldRecords(records(10, piece_elements=64), dtype="float32", memory=memory)
         >>> held.role(0, 2, first=4, last=6).tolist()
         [0.0, 0.0]

@@ -53,7 +53,7 @@ class SpareState:
             )
             self._arenas.append(weights)
             self.rounded = weights.tensor(part.dtype, offset_bytes=0, elements=n)
-        elif memory.page_locking is not None:  # what goes up to the device
+        else:  # what goes up to the device
             masters.lock(memory.page_locking, nbytes=self._high.nbytes)
         self._exp_avg = moments.tensor(torch.float32, offset_bytes=0, elements=n)
         self._exp_avg_sq = moments.tensor(torch.float32, offset_bytes=4 * n, elements=n)

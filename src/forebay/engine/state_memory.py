@@ -27,7 +27,7 @@ class PartMemory:
 
     accelerator: Accelerator
     ledger: Ledger
-    page_locking: PageLocking | None
+    page_locking: PageLocking
     files: FileSpace | None = None
 
     @property
@@ -78,9 +78,8 @@ class StateMemory:
             else:
                 self.high = hp.tensor(torch.float32, offset_bytes=0, elements=n)
             moments = self._host(8 * n, Role.OPTIM_STATES, f"moments of {what}", memory)
-            if memory.page_locking is not None:
-                hp.lock(memory.page_locking, nbytes=crossing[master])
-                moments.lock(memory.page_locking, nbytes=8 * n if visits else 0)
+            hp.lock(memory.page_locking, nbytes=crossing[master])
+            moments.lock(memory.page_locking, nbytes=8 * n if visits else 0)
             self.exp_avg = moments.tensor(torch.float32, offset_bytes=0, elements=n)
             self.exp_avg_sq = moments.tensor(torch.float32, offset_bytes=4 * n, elements=n)
             return

@@ -362,9 +362,8 @@ class StateMoves:
             what = f"{role.value} that left the device"
             known = HostArena(nbytes, ledger=self._memory.ledger, role=role, what=what)
             self._buffers[key] = known
-        locking = self._memory.page_locking
-        if pages is HostPages.LOCKED and locking is not None and not known.is_locking:
-            known.lock(locking, nbytes=known.nbytes)
+        if pages is HostPages.LOCKED and not known.is_locking:
+            known.lock(self._memory.page_locking, nbytes=known.nbytes)
         return known
 
     def _rebind(self) -> None:

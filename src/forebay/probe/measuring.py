@@ -98,7 +98,7 @@ def measure(
     how = effort or Effort.beside(accelerator.device)
     on_gpu = accelerator.device.type == "cuda"
     share = Topology.read().share()
-    locking = PageLocking(accelerator.copy_engine(core)) if on_gpu else None
+    locking = PageLocking(accelerator.copy_engine(core) if on_gpu else None)
     part = PartState(core, layout="split", elements=how.elements)
     try:
         threads = []

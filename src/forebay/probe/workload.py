@@ -207,7 +207,7 @@ class LinkEnds:
     """
 
     def __init__(
-        self, core: Any, *, accelerator: Accelerator, nbytes: int, locking: PageLocking | None
+        self, core: Any, *, accelerator: Accelerator, nbytes: int, locking: PageLocking
     ) -> None:
         self._core = core
         self.nbytes = nbytes
@@ -219,8 +219,7 @@ class LinkEnds:
             page_locking=locking,
         )
         self._host.tensor(torch.uint8, offset_bytes=0, elements=2 * nbytes).zero_()
-        if locking is not None:
-            locking.wait()
+        locking.wait()
         device = accelerator.device
         self._device = [torch.zeros(nbytes, dtype=torch.uint8, device=device) for _ in range(2)]
         accelerator.synchronize()

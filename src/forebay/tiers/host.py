@@ -120,13 +120,17 @@ class HostArena:
             self.lock(page_locking, nbytes=self.nbytes)
 
     def lock(self, page_locking: PageLocking, *, nbytes: int) -> None:
-        """Begin to lock the pages of the first `nbytes` bytes; returns at once. At most once."""
+        """Begin to lock the pages of the first `nbytes` bytes; returns at once.
+
+        At most once, unless that policy locked nothing.
+        """
         assert self._lock is None
         nbytes = min(-(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE, self.nbytes)
         if nbytes:
             self._lock = page_locking.lock(
                 self.address, nbytes=nbytes, what=self._what, keep=self._view
             )
+        if self._lock is not None:
             self._unlock = weakref.finalize(self, page_locking.unlock, self._lock)
             self._unlock.atexit = False
 
@@ -137,7 +141,7 @@ class HostArena:
 
     @property
     def is_locking(self) -> bool:
-        """Whether `lock` was called."""
+        """Whether pages are locked, or were to be."""
         return self._lock is not None
 
     @property

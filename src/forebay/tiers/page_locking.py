@@ -87,7 +87,8 @@ class PageLocking:
     Thread-safe.
 
     Args:
-        locker: The engine whose copies the arenas serve.
+        locker: The engine whose copies the arenas serve; None where no copy needs locked pages, so
+            that every range stays pageable and there is nothing to wait for.
 
     Attributes:
         locked_bytes: Bytes locked now.
@@ -106,7 +107,7 @@ class PageLocking:
         <LockState.LOCKED: 'locked'>
     """
 
-    def __init__(self, locker: PageLocker) -> None:
+    def __init__(self, locker: PageLocker | None) -> None:
         self._locker = locker
         self.locked_bytes = 0
         self.pageable_bytes = 0
@@ -122,8 +123,8 @@ class PageLocking:
         with self._changed:
             return sum(lock.nbytes for lock in self._waiting)
 
-    def lock(self, address: int, *, nbytes: int, what: str, keep: object) -> PageLock:
-        """Begin to lock a range; returns at once.
+    def lock(self, address: int, *, nbytes: int, what: str, keep: object) -> PageLock | None:
+        """Begin to lock a range; returns at once, None where it stays pageable.
 
         Args:
             address: First byte, page-aligned.
@@ -131,6 +132,8 @@ class PageLocking:
             what: A short noun phrase for messages.
             keep: What keeps the memory mapped; let go of when the driver is done with it.
         """
+        if self._locker is None:
+            return None
         lock = PageLock(address, nbytes=nbytes, what=what, keep=keep)
         with self._changed:
             self._waiting.append(lock)
@@ -170,6 +173,7 @@ class PageLocking:
 
     def _work(self) -> None:
         while (lock := self._next()) is not None:
+            assert self._locker is not None
             keep, error = lock.keep, None
             if not lock.given_back:
                 try:
@@ -207,6 +211,7 @@ class PageLocking:
     def _let_go(self, lock: PageLock) -> None:
         """Unlock a range if it is locked; the lock of this object is held."""
         if lock.state is LockState.LOCKED:
+            assert self._locker is not None
             lock.state = LockState.PAGEABLE
             self.locked_bytes -= lock.nbytes
             # The driver may be gone when the interpreter shuts down; it unlocks by itself.
