@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from torch.utils.data import DataLoader
 
 from forebay.compat.policies import policy_of
+from forebay.compat.sampling import RankSampler
 from forebay.config.facts import Facts
 from forebay.config.resolve import resolve
 from forebay.config.zenflow_spec import ZenflowSpec
@@ -77,6 +79,28 @@ def test_epochs_are_counted_where_the_data_is_known():
     assert _resolved(written, facts=facts).zero.zenflow.select_steps == 14
     with pytest.raises(ConfigError, match=r"(?s)select_strategy.*epoch.*steps_per_epoch"):
         _resolved(section)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("drops", [True, False])
+@pytest.mark.parametrize("samples", [24, 41, 47, 48])
+def test_an_epoch_has_the_updates_that_its_loader_has_batches_for(ranks, drops, samples):
+    """Micro-batches of 2 and two of them to an update, whatever is dropped."""
+    more = {"train_batch_size": 4 * ranks, "gradient_accumulation_steps": 2}
+    facts = Facts(samples=samples, world_size=ranks)
+    config = _resolved(
+        {"select_strategy": "epoch"}, facts=facts, dataloader_drop_last=drops, **more
+    )
+    data = list(range(samples))
+    sampler = RankSampler(data, rank=0, size=ranks, seed=None, drop_last=drops)
+    batches = len(DataLoader(data, batch_size=2, sampler=sampler, drop_last=drops))
+    assert config.zero.zenflow.select_steps == -(-batches // 2)
+
+
+def test_where_epochs_run_on_into_each_other_nothing_is_dropped():
+    facts = Facts(samples=41, epochs_run_on=True)
+    section = {"select_strategy": "epoch"}
+    assert _resolved(section, facts, dataloader_drop_last=True).zero.zenflow.select_steps == 11
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -31,6 +31,8 @@ class Facts:
         total_steps: Updates in the whole run.
         warmup_steps: Updates of warm-up.
         samples: Samples of the training data, where they are counted.
+        epochs_run_on: Whether an update may take samples of two epochs, so that no batch is
+            incomplete and `dataloader_drop_last` drops none.
         client_optimizer: Class name of an optimizer that the caller built. It takes the place
             of the configuration's `optimizer` section, as in DeepSpeed.
         client_scheduler: Class name of a scheduler that the caller built; likewise.
@@ -51,6 +53,7 @@ class Facts:
     total_steps: int | None = None
     warmup_steps: int | None = None
     samples: int | None = None
+    epochs_run_on: bool = False
     client_optimizer: str | None = None
     client_scheduler: str | None = None
     asker: str = "the caller"

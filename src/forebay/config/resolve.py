@@ -85,7 +85,7 @@ def resolve(
         host_bytes=lookup.take("forebay.host_budget"),
         nvme_bytes=lookup.take("forebay.nvme_budget") if zero.nvme is not None else None,
     )
-    zenflow = resolve_zenflow(lookup, batch_size=batch.train_batch_size)
+    zenflow = resolve_zenflow(lookup, batch=batch)
     # One value passes so far; the row says which.
     lookup.take("forebay.state_format")
     config = ResolvedConfig(

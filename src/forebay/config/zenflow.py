@@ -11,6 +11,7 @@ from forebay.errors import ConfigError
 
 if TYPE_CHECKING:
     from forebay.config.lookup import Lookup
+    from forebay.config.resolved import BatchSpec
     from forebay.config.schema import Values
 
 __all__ = ["resolve_zenflow", "zenflow_problems"]
@@ -131,12 +132,12 @@ def _intervals(values: Values) -> list[Problem]:
     return []
 
 
-def resolve_zenflow(lookup: Lookup, *, batch_size: int) -> ZenflowSpec | None:
+def resolve_zenflow(lookup: Lookup, *, batch: BatchSpec) -> ZenflowSpec | None:
     """What the configuration says of the mode; None where it asks for another one.
 
     Args:
         lookup: The configuration.
-        batch_size: Samples of an update over all ranks.
+        batch: Samples of an update.
 
     Raises:
         ConfigError: Columns are to be chosen by epochs whose steps nobody knows, or more often
@@ -154,7 +155,7 @@ def resolve_zenflow(lookup: Lookup, *, batch_size: int) -> ZenflowSpec | None:
     )
     update_steps = _update_steps(lookup, rest)
     if epoch is None and lookup.facts.samples is not None:
-        epoch = -(-lookup.facts.samples // batch_size)
+        epoch = _epoch_steps(lookup, lookup.facts.samples, batch=batch)
         lookup.record(f"{_SECTION}.steps_per_epoch", epoch, Source.DERIVED)
     select_steps = _select_steps(lookup, strategy, every, epoch)
     refuse_late_rest(
@@ -171,6 +172,15 @@ def resolve_zenflow(lookup: Lookup, *, batch_size: int) -> ZenflowSpec | None:
         overlaps=overlap,
         keeps_state_on_host=offload,
     )
+
+
+def _epoch_steps(lookup: Lookup, samples: int, *, batch: BatchSpec) -> int:
+    """Updates that an epoch begins, with the batches that its loader makes."""
+    drops, _ = lookup.answer("dataloader_drop_last")
+    if not drops or lookup.facts.epochs_run_on:
+        return -(-samples // batch.train_batch_size)
+    batches = samples // batch.world_size // batch.micro_batch_size
+    return max(1, -(-batches // batch.accumulation_steps))
 
 
 def _update_steps(lookup: Lookup, given: int | str) -> int | None:

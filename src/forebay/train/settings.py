@@ -112,6 +112,7 @@ class Settings:
                 weight_decay=self._if_auto("weight_decay", 0.0),
                 total_steps=total_steps,
                 samples=samples,
+                epochs_run_on=True,
                 warmup_steps=self._warmup_steps(total_steps),
                 asker="forebay train",
             ),
