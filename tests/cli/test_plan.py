@@ -40,7 +40,7 @@ def test_one_sentence_then_the_table_then_the_reasons(capsys, model):
     order = [
         out.index(part)
         for part in (
-            "bytes by tier and role",
+            "bytes by place and kind",
             "An update takes",
             "Why this one, and not another:",
             "What more would buy:",
@@ -97,7 +97,7 @@ def test_compare(capsys, model, tmp_path):
     code, out, err = _run(capsys, model, *words)
     assert (code, err.strip()) == (0, f"wrote {picture}")
     assert "tokens per second on more devices" in out
-    assert "GB on each device" in picture.read_text() or picture.stat().st_size > 10_000
+    assert "GiB on each device" in picture.read_text() or picture.stat().st_size > 10_000
 
 
 def test_a_written_profile_is_planned_for(capsys, model, tmp_path):

@@ -232,7 +232,9 @@ def test_what_does_not_fit_says_how_much_and_what_would():
     asked = question(LLAMA_405B | {"num_hidden_layers": 12}, "4090")
     choice = choose(asked)
     assert choice.best is None
-    assert "does not fit on this device: the closest way still lacks" in sentence(choice)
+    assert "on this device (NVIDIA GeForce RTX 4090): the closest way still lacks" in sentence(
+        choice
+    )
     changes = nearest_changes(choice)
     assert changes
     text = as_text(choice)

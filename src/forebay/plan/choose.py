@@ -19,6 +19,7 @@ from forebay.plan.setup import FOREBAY, Habits, Home, Setup
 from forebay.plan.step import StepForecast, step_forecast
 from forebay.plan.tiers import Capacity, TierBytes, capacity, in_engine, tier_bytes
 from forebay.plan.ways import setups
+from forebay.plan.words import TIERS
 from forebay.units_of_measure import format_bytes
 
 if TYPE_CHECKING:
@@ -202,8 +203,8 @@ def _judged(
     if one.short:
         limits = capacity(question.profile)
         words = ", ".join(
-            f"{_TIERS[tier]} would need {format_bytes(getattr(limits, tier) + short)} of "
-            f"{format_bytes(getattr(limits, tier))}"
+            f"{TIERS[tier]} would need {format_bytes(getattr(limits, tier) + short)} "
+            f"and has {format_bytes(getattr(limits, tier))}"
             for tier, short in one.short.items()
         )
         return replace(one, reason=words)
@@ -211,7 +212,9 @@ def _judged(
     if one is best:
         return replace(one, verdict=Verdict.RECOMMENDED, reason=_why(one, tried))
     if one.setup.optimizer is Home.NVME and not one.tiers.total("nvme"):
-        return replace(one, reason="fits, and host memory holds all of the state: nothing to move")
+        return replace(
+            one, reason="fits, but host memory holds all of the state: drives would stay empty"
+        )
     ratio = one.seconds / best.seconds
     if ratio > 1 + _CLEARLY:
         return replace(
@@ -223,9 +226,6 @@ def _judged(
     if ratio < 1 - _CLEARLY / 2:
         words = f"fits and saves {1 - ratio:.0%} of a step, but moves more"
     return replace(one, verdict=Verdict.NOT_NEEDED, reason=words)
-
-
-_TIERS = {"device": "each device", "host": "each host", "nvme": "each node's drives"}
 
 
 def _why(one: Candidate, tried: Sequence[Candidate]) -> str:

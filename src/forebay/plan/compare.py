@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from forebay.plan.choose import Candidate, choose, evaluate
 from forebay.plan.setup import Setup
 from forebay.plan.ways import Way, candidates
-from forebay.units_of_measure import format_bytes, format_seconds
+from forebay.plan.words import TIERS, in_words
+from forebay.units_of_measure import counted, format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from forebay.plan.choose import Choice
@@ -47,29 +48,47 @@ class Comparison:
     choice: Choice
     curves: dict[str, tuple[ScalingPoint, ...]]
 
+    @property
+    def title(self) -> str:
+        """What is compared: the model, the machine and an update, in one line."""
+        question = self.choice.question
+        cluster, work = question.cluster, question.workload
+        share = work.micro_batch * work.accumulation
+        batch = share * cluster.devices // work.tensor_parallel
+        nodes = f" in {cluster.nodes} nodes" if cluster.nodes > 1 else ""
+        return (
+            f"{in_words(question.shape.parameters)} parameters on "
+            f"{counted(cluster.devices, 'device')} ({question.profile.machine.device}){nodes}, "
+            f"{batch:,} x {work.sequence:,} tokens an update"
+        )
+
     def as_text(self) -> str:
         """The table."""
         head = (
-            f"{'setup':<56}{'device':>11}{'host':>11}{'drives':>11}{'step':>12}{'tok/s':>12}  bound"
+            f"{'way to train':<59}{'each device':>12}{'each host':>11}{'drives':>11}{'update':>12}"
+            f"{'tokens/s':>12}  pace set by"
         )
-        lines = [head]
+        lines = [self.title, "", head]
         for one in self.choice.all:
+            mark = "->" if one is self.choice.best else "  "
+            label = f"{mark} {one.setup.label:<56}"
             bytes_of = [one.tiers.total(tier) for tier in ("device", "host", "nvme")]
-            cells = "".join(f"{format_bytes(nbytes) if nbytes else '-':>11}" for nbytes in bytes_of)
+            cells = " " + "".join(
+                f"{format_bytes(nbytes) if nbytes else '-':>11}" for nbytes in bytes_of
+            )
             if one.step is None:
                 short = " and ".join(
-                    f"{format_bytes(lack)} of {tier} memory" for tier, lack in one.short.items()
+                    f"{format_bytes(lack)} on {TIERS[tier]}" for tier, lack in one.short.items()
                 )
-                lines.append(f"{one.setup.label:<56}{cells}{'-':>12}{'-':>12}  lacks {short}")
+                lines.append(f"{label}{cells}{'-':>12}{'-':>12}  does not fit: lacks {short}")
                 continue
             pace = _pace(one, self.choice.question.cluster)
             lines.append(
-                f"{one.setup.label:<56}{cells}{format_seconds(one.seconds):>12}{pace:>12,.0f}"
-                f"  {one.step.bound}"
+                f"{label}{cells}{format_seconds(one.seconds):>12}{pace:>12,.0f}  {one.step.bound}"
             )
         lines += ["", "tokens per second on more devices, same batch on each:"]
         devices = [point.devices for point in next(iter(self.curves.values()))]
-        lines.append(f"{'setup':<56}" + "".join(f"{count:>12,}" for count in devices))
+        lines.append(f"{'way to train':<59}" + "".join(f"{count:>12,}" for count in devices))
         for label, points in self.curves.items():
             cells = "".join(
                 f"{'-':>12}"
@@ -77,7 +96,8 @@ class Comparison:
                 else f"{point.tokens_per_second:>12,.0f}"
                 for point in points
             )
-            lines.append(f"{label:<56}{cells}")
+            lines.append(f"   {label:<56}{cells}")
+        lines += ["", "-> is what forebay plan recommends, and explains without --compare."]
         return "\n".join(lines) + "\n"
 
     def as_json(self) -> str:

@@ -12,6 +12,7 @@ from forebay.plan.placement import AccumulationOrder, UpdatePlace
 from forebay.plan.ready import not_built, ready_config
 from forebay.plan.residents import host_share
 from forebay.plan.setup import Home
+from forebay.plan.words import ROLES, TIERS, in_words, meanings
 from forebay.plan.workload import Precision, Recompute
 from forebay.units_of_measure import format_bytes, format_seconds, listed
 
@@ -22,28 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = ["as_dict", "as_text", "config_of", "sentence", "warnings_of"]
 
-_ROLES = {
-    "lp_params": "weights",
-    "lp_grads": "gradients",
-    "hp_params": "fp32 masters",
-    "optim_states": "optimizer state",
-    "contiguous_grad_buffer": "gradient sums",
-    "activations": "activations",
-    "staging": "staging",
-    "visits": "visiting state",
-}
-# For a reader who meets the words here.
-_MEANINGS = {
-    "lp_params": "the model's numbers, in the precision that it computes with",
-    "lp_grads": "how each weight is to change, from one pass",
-    "hp_params": "exact copies of the weights, which the optimizer changes",
-    "optim_states": "what the optimizer remembers of each weight",
-    "contiguous_grad_buffer": "gradients of several passes or devices, added up in 32 bits",
-    "activations": "what the way back through the model needs of the way forward",
-    "staging": "memory that bytes pass through on their way",
-    "visits": "masters and optimizer state that come to the device for an update and go back",
-}
-_TIERS = {"device": "each device", "host": "each host", "nvme": "each node's drives"}
 # Below so many cores for each device an update on the host is slow whatever its memory.
 _FEW_CORES = 4
 # Of the passes; below this a larger batch gains little.
@@ -63,15 +42,16 @@ def sentence(choice: Choice) -> str:
     """The answer for a person who has never trained a model."""
     question = choice.question
     cluster = question.cluster
-    size = f"{_in_words(question.shape.parameters)} parameters"
+    size = f"{in_words(question.shape.parameters)} parameters"
     many = cluster.devices > 1
-    on = f"{cluster.devices} devices" if many else "this device"
+    device = question.profile.machine.device
+    on = f"{cluster.devices} devices ({device})" if many else f"this device ({device})"
     if cluster.nodes > 1:
         on += f" in {cluster.nodes} nodes"
     best = choice.best
     if best is None:
         short = choice.nearest.short
-        lacks = listed([f"{format_bytes(lack)} on {_TIERS[tier]}" for tier, lack in short.items()])
+        lacks = listed([f"{format_bytes(lack)} on {TIERS[tier]}" for tier, lack in short.items()])
         return f"Training all {size} does not fit on {on}: the closest way still lacks {lacks}."
     where = {
         Home.DEVICE: f"with everything in the memory of the device{'s' if many else ''}",
@@ -88,19 +68,6 @@ def sentence(choice: Choice) -> str:
 def _without_drives(home: Home) -> Home:
     """Where state is that is asked to be on drives, when memory holds all of it."""
     return Home.HOST if home is Home.NVME else home
-
-
-def _in_words(count: int) -> str:
-    """A count of parameters.
-
-    Example:
-        >>> _in_words(8_030_000_000), _in_words(50_000_000)
-        ('8.03 billion', '50 million')
-    """
-    for size, word in ((10**12, "trillion"), (10**9, "billion"), (10**6, "million")):
-        if count >= size:
-            return f"{count / size:.3g} {word}"
-    return f"{count:,}"
 
 
 def as_text(choice: Choice) -> str:
@@ -120,38 +87,26 @@ def as_text(choice: Choice) -> str:
     found = list(warnings_of(choice))
     if found:
         lines += ["", "Mind:", *(f"  - {one}" for one in found)]
-    lines += ["", "Words:", *_words(shown)]
+    words = meanings("\n".join(lines))
+    lines += ["", "Words:", *(f"  {one}" for one in words)]
     return "\n".join(lines) + "\n"
 
 
 def _table(choice: Choice, one: Candidate) -> list[str]:
-    lines = [f"{'bytes by tier and role':<28}{one.setup.label}"]
-    for tier, title in _TIERS.items():
+    closest = "" if one is choice.best else " (the closest way)"
+    lines = [f"{'bytes by place and kind':<28}{one.setup.label}{closest}"]
+    for tier, title in TIERS.items():
         roles = getattr(one.tiers, tier)
         limit = getattr(choice.capacity, tier)
         if not roles:
             continue
         for role, nbytes in sorted(roles.items(), key=lambda item: -item[1]):
-            lines.append(f"  {title:<20} {_ROLES.get(role, role):<18} {format_bytes(nbytes):>11}")
+            lines.append(f"  {title:<20} {ROLES.get(role, role):<18} {format_bytes(nbytes):>11}")
         lines.append(
             f"  {title:<20} {'all of it':<18} {format_bytes(sum(roles.values())):>11}"
             f"  of {format_bytes(limit)} usable"
         )
     return lines
-
-
-def _words(one: Candidate) -> Iterator[str]:
-    """The table's words, those that it has."""
-    yield "  update: one change of all weights, after one or more passes over a batch of texts"
-    yield (
-        "  stage: what devices share out among them instead of each holding all: 1 the optimizer's "
-        "state, 2 gradients too, 3 weights too (on one device they are the same)"
-    )
-    yield "  host: the machine around the devices, with its processor and its memory"
-    roles = {role for tier in _TIERS for role in getattr(one.tiers, tier)}
-    for role, meaning in _MEANINGS.items():
-        if role in roles:
-            yield f"  {_ROLES[role]}: {meaning}"
 
 
 def _speed(choice: Choice, one: Candidate) -> Iterator[str]:
@@ -160,7 +115,8 @@ def _speed(choice: Choice, one: Candidate) -> Iterator[str]:
     flops = model_flops(choice.question.shape, work) / one.seconds
     yield (
         f"An update takes {format_seconds(step.seconds)}, {format_seconds(step.compute_seconds)} "
-        f"of it computation ({flops / 1e12:,.3g} TFLOP/s a device); bound by {step.bound}."
+        f"of it computation ({flops / 1e12:,.3g} TFLOP/s a device); "
+        f"the pace is set by {step.bound}."
     )
     ranks = one.setup.ranks
     yield (

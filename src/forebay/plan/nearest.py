@@ -166,9 +166,10 @@ def _more_nodes(question: Question, smaller: Sequence[Question]) -> Iterator[tup
 
 def _nodes_words(question: Question) -> str:
     work, cluster = question.workload, question.cluster
-    batch = work.micro_batch * work.accumulation * cluster.devices
+    share = work.micro_batch * work.accumulation
+    batch = share * cluster.devices
     return (
-        f"{cluster.nodes} such machines with {batch} sequences an update "
+        f"{cluster.nodes} such machines with {batch} sequences an update, {share} on each device "
         f"(--nodes {cluster.nodes} --batch {batch})"
     )
 
