@@ -55,8 +55,23 @@ def test_text_from_scratch(tmp_path: Path, capsys: Captured) -> None:
     assert lines[0]["learning_rate"] == pytest.approx(1e-3)
     assert lines[-1]["learning_rate"] == pytest.approx(1e-3)
     assert list((run / "tensorboard").iterdir())
-    for word in ("optimizer.params.lr", "optim_states", "tokens/s", "norm", "left", "model saved"):
+    for word in (
+        "optimizer.params.lr",
+        "optimizer state (optim_states)",
+        "tokens/s",
+        "norm",
+        "left",
+        "model saved",
+    ):
         assert word in ran.err
+    # Once, with who decided what, and with what followed from the machine.
+    table = [line.split() for line in ran.err.splitlines()]
+    assert [row[2] for row in table if row[:1] == ["optimizer.params.lr"]] == ["caller"]
+    [warm_up] = [row for row in table if row[:1] == ["scheduler.params.warmup_num_steps"]]
+    assert warm_up[2] == "auto"
+    [cores] = [row for row in table if row[:1] == ["zero_optimization.offload_optimizer.ratio"]]
+    assert cores[2] == "derived"
+    assert "warm_up_steps" not in ran.err
     tokenizer = AutoTokenizer.from_pretrained(run / "model")
     model = AutoModelForCausalLM.from_pretrained(run / "model")
     assert model(**tokenizer("line 1", return_tensors="pt")).logits.shape == (1, 7, 259)

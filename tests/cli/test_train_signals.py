@@ -57,6 +57,7 @@ def test_signal_ends_after_the_step_and_saves(
     assert out == ""
     assert f"{number.name}: ending after this step; once more to end at once" in err
     assert f"of {ENDLESS} updates, ended by {number.name}" in err
+    assert err.rstrip().endswith("to go on from here: the same command with --resume")
     assert f"model saved: {tmp_path / 'run' / 'model'}" in err
     assert "Traceback" not in err
     steps = [line["step"] for line in metrics(tmp_path / "run") if "loss" in line]

@@ -51,6 +51,11 @@ COMMANDS: dict[str, Run | ContinuousIntegration | Covered] = {
     "forebay train --model model.json --data notes.txt --output runs/notes --steps 20": Run(
         files=(("model.json", _first_block("docs/index.md", "json")), ("notes.txt", _NOTES))
     ),
+    "forebay train --model model.json --data notes.txt --output runs/long --steps 60 "
+    "--save-every 20": Covered("tests/cli/test_train_resume.py::test_killed_between_saves"),
+    "forebay train --model model.json --data notes.txt --output runs/long --steps 60 --resume": (
+        Covered("tests/cli/test_train_resume.py::test_killed_between_saves")
+    ),
     "forebay probe --report": Run(),
     "forebay probe --quick --output machine.json": Run(),
     "forebay plan 8B --machine 4090 --sequence 1024": Run(),

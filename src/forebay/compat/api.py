@@ -7,7 +7,7 @@ import contextlib
 import logging
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -56,9 +56,12 @@ if TYPE_CHECKING:
     from forebay.model.spec import ModelSpec
     from forebay.optim.loss_scale import LossScale
 
-__all__ = ["add_config_arguments", "engine_options", "initialize"]
+__all__ = ["CONFIG_LOG", "add_config_arguments", "engine_options", "initialize"]
 
-_log = logging.getLogger("forebay")
+CONFIG_LOG: Final = "forebay.config"
+"""The log that has the configuration that runs."""
+
+_log = logging.getLogger(CONFIG_LOG)
 
 
 def initialize(

@@ -41,7 +41,7 @@ _MEANINGS: Final = (
         r"parameters?|weights",
         "the numbers that a model consists of, and that training changes",
     ),
-    ("device", r"devices?", "what computes: a GPU, with a fast memory of its own"),
+    ("device", r"devices?", "what computes: a GPU with a fast memory of its own, or the processor"),
     ("host", r"hosts?", "the machine around the devices, with its processor and its memory"),
     ("node", r"nodes?", "one machine of those that train together, a host and its devices"),
     ("drives, nvme", r"drives?|nvme", "fast disks inside the machine: large, slower than memory"),

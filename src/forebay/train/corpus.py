@@ -11,6 +11,7 @@ from forebay.data.tokenize import Missing, Tokenizer, check_vocabulary, load_tok
 from forebay.data.tokens import TokenStore, build_store
 from forebay.errors import ConfigError
 from forebay.train.options import Packing
+from forebay.units_of_measure import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -149,7 +150,8 @@ def _lines(
     schema = files.schema.label if files.schema else "none"
     lines = [
         f"{len(files.paths)} file{'s' * (len(files.paths) > 1)} of {schema}: "
-        f"{store.num_documents} documents, {store.num_tokens} tokens, {learned} learned",
+        f"{counted(store.num_documents, 'document')}, {counted(store.num_tokens, 'token')}, "
+        f"{learned} of them learned",
         _LAYOUT_WORDS[layout].format(length=length),
     ]
     if rows.num_truncated:

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
+from forebay.compat.api import CONFIG_LOG
+from forebay.plan.words import ROLES
 from forebay.units_of_measure import counted, format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -187,9 +189,13 @@ class _ConsoleHandler(logging.Handler):
 
 @contextlib.contextmanager
 def logs_shown(console: Console) -> Iterator[None]:
-    """While open, forebay's log goes to the console and nowhere else."""
-    logger = logging.getLogger("forebay")
+    """While open, forebay's log goes to the console and nowhere else.
+
+    But for the configuration that the engine was given: the run shows its own.
+    """
+    logger, config = logging.getLogger("forebay"), logging.getLogger(CONFIG_LOG)
     handler, before = _ConsoleHandler(console), (logger.propagate, logger.level)
+    shown, config.disabled = config.disabled, True
     logger.addHandler(handler)
     logger.propagate = False
     logger.setLevel(logging.INFO)
@@ -198,6 +204,7 @@ def logs_shown(console: Console) -> Iterator[None]:
     finally:
         logger.removeHandler(handler)
         logger.propagate, logger.level = before
+        config.disabled = shown
 
 
 def bytes_by_tier(rows: Iterable[Any]) -> dict[str, dict[str, int]]:
@@ -222,10 +229,15 @@ def tier_line(tiers: dict[str, dict[str, int]]) -> str:
 def memory_lines(tiers: dict[str, dict[str, int]]) -> list[str]:
     """Bytes of each tier and role, a line each."""
     return [
-        f"{tier:8}{role:26}{format_bytes(nbytes):>12}"
+        f"{tier:8}{_role(role):40}{format_bytes(nbytes):>12}"
         for tier, roles in tiers.items()
         for role, nbytes in roles.items()
     ]
+
+
+def _role(role: str) -> str:
+    """In words, and by the name that files and the ledger have for it."""
+    return f"{ROLES[role]} ({role})" if role in ROLES else role
 
 
 def summary_lines(summary: Summary) -> list[str]:
@@ -240,10 +252,8 @@ def summary_lines(summary: Summary) -> list[str]:
         lines.append(f"loss {summary.first_loss:.4f} -> {summary.last_loss:.4f}")
     if summary.eval_losses:
         first, last = summary.eval_losses[0], summary.eval_losses[-1]
-        lines.append(
-            f"evaluation {first[1]:.4f} after {counted(first[0], 'update')} -> {last[1]:.4f} "
-            f"after {last[0]}"
-        )
+        line = f"evaluation {first[1]:.4f} after {counted(first[0], 'update')}"
+        lines.append(line if last is first else f"{line} -> {last[1]:.4f} after {last[0]}")
     speed = summary.tokens / summary.seconds if summary.seconds else 0.0
     lines.append(
         f"{summary.tokens:,} tokens in {format_seconds(summary.seconds)} ({speed:,.0f} tokens/s)"
@@ -253,6 +263,8 @@ def summary_lines(summary: Summary) -> list[str]:
         memory += f", torch's peak on the device {format_bytes(summary.device_peak_bytes)}"
     lines.append(f"memory placed: {memory}")
     lines.append(f"model saved: {summary.model}")
+    if summary.ended_by is not None:
+        lines.append("to go on from here: the same command with --resume")
     return lines
 
 

@@ -19,6 +19,7 @@ import torch
 from forebay.checkpoint.locate import CHECKPOINTS
 from forebay.compat.api import initialize
 from forebay.compat.files import refuse_missing_folders
+from forebay.compat.placed import with_placement
 from forebay.data.batches import Batches, BatchShape
 from forebay.data.sources import open_files
 from forebay.errors import ConfigError, ForebayError
@@ -156,7 +157,9 @@ def _prepare(
         prove_output(options, draft, folder=folder, outline=outline)
 
     def progress(documents: int, tokens: int) -> None:
-        _say(console, f"reading: {documents} documents, {tokens} tokens")
+        _say(
+            console, f"reading: {counted(documents, 'document')}, {counted(tokens, 'token')} so far"
+        )
 
     corpus = load_corpus(
         files, source=source, options=options, spill=folder.path, on_progress=progress
@@ -166,7 +169,7 @@ def _prepare(
     batches = _batches(corpus, corpus.train, shape=shape, seed=options.seed, ranks=ranks)
     total_steps = options.steps or batches.windows_in(options.epochs or 1.0)
     config = settings.final(total_steps, samples=len(corpus.train))
-    for line in (*config.table().splitlines(), "", *corpus.lines):
+    for line in corpus.lines:
         _say(console, line)
     return _Plan(
         options=options,
@@ -215,6 +218,8 @@ def _batches(
 
 
 def _train(plan: _Plan, engine: Any, *, stop: StopSignals, console: Console) -> Summary:
+    # Of the run's own configuration, which knows who decided what.
+    _say(console, f"\n{with_placement(plan.config, engine.core).table()}")
     tiers = bytes_by_tier(engine.ledger.table())
     count = trained_elements(engine.module)
     _say(console, f"\n{plan.source.kind}: {count:,} trainable parameters on {plan.device}")
