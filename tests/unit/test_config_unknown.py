@@ -49,6 +49,13 @@ def _error(config: dict[str, Any]) -> str:
         ("scheduler.params.warmup_steps", "did you mean scheduler.params.warmup_num_steps?"),
         ("optimizer.warmup_steps", "did you mean scheduler.params.warmup_num_steps?"),
         ("max_grad_norm", "did you mean gradient_clipping?"),
+        # words of a longer key, and a path with underscores
+        ("train_micro_batch_size", "did you mean train_micro_batch_size_per_gpu?"),
+        ("micro_batch_size", "did you mean train_micro_batch_size_per_gpu?"),
+        ("fp16_enabled", "did you mean fp16.enabled?"),
+        ("zero_optimization_stage", "did you mean zero_optimization.stage?"),
+        ("zero_stage", "did you mean zero_optimization.stage?"),
+        ("zero_optimization.zero_stage", "did you mean zero_optimization.stage?"),
         ("zzzzzzzzzzzzzzzz", "the keys of the top level are train_batch_size, "),
         ("timers.xyzw", "the keys of timers are throughput"),
     ],
@@ -108,6 +115,47 @@ def test_other_names(old: str, new: str) -> None:
         both = nested(old, value)
         both[section] |= nested(new, value)[section]
         assert "mean the same" in _error(both)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("aio.thread_count", 0),
+        ("bfloat16.enabled", "yes"),
+        ("bfloat16.bf16_optimizer_states", True),
+        ("zero_optimization.max_live_parameters", -1),
+        ("zero_optimization.stage3_gather_fp16_weights_on_model_save", 3),
+    ],
+)
+def test_an_error_calls_a_key_what_the_configuration_calls_it(path: str, value: object) -> None:
+    assert str(refusal(nested(path, value))).startswith(f"config key {path} ")
+
+
+def test_an_error_of_a_section_calls_it_so_too() -> None:
+    assert str(refusal({"bfloat16": 1})).startswith("config key bfloat16 must be an object")
+    both = {"bfloat16": {"enabled": True}, "fp16": {"enabled": True}}
+    assert "config keys bfloat16.enabled and fp16.enabled are both true" in str(refusal(both))
+    twice = {"bfloat16": {"enabled": True}, "bf16": {}}
+    assert str(refusal(twice)).startswith("config keys bfloat16 and bf16 mean the same")
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "hint"),
+    [
+        ("gradient_clipping", "1e-1", "write 0.1, without quotes"),
+        ("zero_optimization.stage", "2", "write 2, without quotes"),
+        ("zero_optimization.reduce_bucket_size", "5e8", "write 500000000.0, without quotes"),
+        ("bf16.enabled", "True", "write true, without quotes"),
+        ("steps_per_print", "null", "write null, without quotes"),
+        ("bf16.enabled", "yes", None),
+        ("zero_optimization.stage", "4", None),
+        ("zero_optimization.stage", "[" * 5000, None),
+    ],
+)
+def test_text_of_a_value_is_no_value(path: str, value: str, hint: str | None) -> None:
+    error = refusal(nested(path, value))
+    assert f"config key {path} must be " in str(error)
+    assert error.hint == hint
 
 
 def test_two_names_of_one_section() -> None:

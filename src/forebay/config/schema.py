@@ -8,6 +8,7 @@ names and types; which values forebay can act on, and what they mean together, i
 from __future__ import annotations
 
 import functools
+import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -37,11 +38,17 @@ class Values:
             name. An opaque section is one value.
         sections: Paths of the sections that were written and not null.
         autos: Paths of the keys that are "auto".
+        names: Path -> name as written, of the keys that were written under another name.
     """
 
     given: Mapping[str, Any]
     sections: frozenset[str]
     autos: frozenset[str]
+    names: Mapping[str, str]
+
+    def name(self, path: str) -> str:
+        """What the configuration calls the key."""
+        return self.names.get(path, path)
 
 
 def check(raw: Mapping[str, Any]) -> Values:
@@ -54,16 +61,21 @@ def check(raw: Mapping[str, Any]) -> Values:
         ConfigError: Unknown keys, with the nearest known ones, or else wrong types; all of them.
     """
     walk = _Walk(raw)
-    tree = walk.level(raw, path="")
+    tree = walk.level(raw, path="", name="")
     raise_any(walk.problems)
     try:
         checked = model("").model_validate(tree)
     except ValidationError as error:
-        raise_any([_type_problem(item["loc"], item["input"]) for item in error.errors()])
+        raise_any([_type_problem(item["loc"], item["input"], walk) for item in error.errors()])
         raise
     given: dict[str, Any] = {}
     _flatten(checked, path="", into=given)
-    return Values(given=given, sections=frozenset(walk.sections), autos=frozenset(walk.autos))
+    return Values(
+        given=given,
+        sections=frozenset(walk.sections),
+        autos=frozenset(walk.autos),
+        names=walk.names,
+    )
 
 
 @functools.cache
@@ -92,6 +104,7 @@ class _Walk:
         self.problems: list[Problem] = []
         self.sections: list[str] = []
         self.autos: list[str] = []
+        self.names: dict[str, str] = {}
         self._types: dict[str, str] = {}
         for section in _TYPED:
             content = raw.get(section)
@@ -99,32 +112,41 @@ class _Walk:
             if isinstance(name, str):
                 self._types[section] = name
 
-    def level(self, raw: Mapping[str, Any], *, path: str) -> dict[str, Any]:
-        """The section under full names, without nulls that say nothing and without "auto"."""
+    def level(self, raw: Mapping[str, Any], *, path: str, name: str) -> dict[str, Any]:
+        """The section under full names, without nulls that say nothing and without "auto".
+
+        Args:
+            raw: The section.
+            path: Its path.
+            name: What the configuration calls it.
+        """
         tree: dict[str, Any] = {}
         written: dict[str, str] = {}
-        for name, value in raw.items():
-            key = TABLE.levels[path].get(name)
+        for part, value in raw.items():
+            key = TABLE.levels[path].get(part)
             if key is None or self._is_foreign(key):
-                self._unknown(name, key, level=path)
+                self._unknown(part, key, level=path)
             elif key.name in written:
                 other = written[key.name]
                 self._problem(
-                    f"config keys {join(path, other)} and {join(path, name)} mean the same",
+                    f"config keys {join(name, other)} and {join(name, part)} mean the same",
                     "delete one of the two",
                 )
             else:
-                written[key.name] = name
+                written[key.name] = part
+                if join(name, part) != key.path:
+                    self.names[key.path] = join(name, part)
                 self._key(key, value, tree)
         return tree
 
     def _key(self, key: Key, value: object, tree: dict[str, Any]) -> None:
+        name = self.names.get(key.path, key.path)
         if key.is_section:
             self._section(key, value, tree)
         elif value == "auto" and key.auto is not Auto.LITERAL and not key.is_opaque:
             if key.auto is Auto.NEVER:
                 self._problem(
-                    f'config key {key.path} is "auto", and nobody here knows its value',
+                    f'config key {name} is "auto", and nobody here knows its value',
                     f"write {key.kind.name if key.kind else 'a value'}",
                 )
             self.autos.append(key.path)
@@ -132,13 +154,14 @@ class _Walk:
             tree[key.name] = value
 
     def _section(self, key: Key, value: object, tree: dict[str, Any]) -> None:
+        name = self.names.get(key.path, key.path)
         if value is None:
             return
         if key.path == "zero_optimization" and isinstance(value, bool):
             value = {"stage": int(value)}
         if not isinstance(value, dict):
             self._problem(
-                f"config key {key.path} must be an object, not {shown(value)}",
+                f"config key {name} must be an object, not {shown(value)}",
                 f"its keys are {', '.join(list(TABLE.levels[key.path])[:8])}",
             )
             return
@@ -151,7 +174,7 @@ class _Walk:
             if problem is not None:
                 # Whose parameters these are is not known.
                 return
-        tree[key.name] = self.level(value, path=key.path)
+        tree[key.name] = self.level(value, path=key.path, name=name)
 
     def _is_foreign(self, key: Key) -> bool:
         """Whether the key belongs to another type of the section above."""
@@ -181,10 +204,23 @@ class _Walk:
         self.problems.append(Problem(message, hint))
 
 
-def _type_problem(location: tuple[int | str, ...], value: object) -> Problem:
+def _type_problem(location: tuple[int | str, ...], value: object, walk: _Walk) -> Problem:
     key = TABLE[".".join(str(part) for part in location)]
     kind = key.kind.name if key.kind else "an object"
-    return Problem(f"config key {key.path} must be {kind}, not {shown(value)}")
+    name = walk.names.get(key.path, key.path)
+    return Problem(f"config key {name} must be {kind}, not {shown(value)}", _unquoted(key, value))
+
+
+def _unquoted(key: Key, value: object) -> str | None:
+    """A hint where the text of a value would do as the value itself, as YAML's 1e-4 is text."""
+    if not isinstance(value, str) or key.kind is None:
+        return None
+    try:
+        plain = json.loads(value.lower())
+        key.kind.check(plain)
+    except (ValueError, RecursionError):
+        return None
+    return f"write {json.dumps(plain)}, without quotes"
 
 
 def _flatten(section: BaseModel, *, path: str, into: dict[str, Any]) -> None:

@@ -31,6 +31,7 @@ _ELSEWHERE: Final = {
     "clip_grad_norm": "gradient_clipping",
     "adam_epsilon": "eps",
     "per_device_train_batch_size": "train_micro_batch_size_per_gpu",
+    "zero_stage": "stage",
 }
 
 
@@ -84,15 +85,15 @@ def nearest(name: str, candidates: Iterable[str]) -> list[str]:
 def suggestion(name: str, *, level: str, levels: Mapping[str, Mapping[str, Key]]) -> str:
     """The hint for a name that the level does not know.
 
-    The level's own keys come first, those that it begins among them, then the same name elsewhere,
-    then near ones elsewhere.
+    The level's own keys come first, those among them that begin with it or have its words inside,
+    then the same name or path elsewhere, then near ones elsewhere.
 
     Args:
         name: The key as written.
         level: Path of the section that it stands in.
         levels: Section path -> accepted name -> row.
     """
-    own = nearest(name, levels[level])
+    folded, own = _fold(name), nearest(name, levels[level])
     typed = [known for known in own if distance(_fold(name), _fold(known)) <= 1]
     meant = _ELSEWHERE.get(_fold(name))
     is_own = any(_fold(known) == _fold(name) for known in levels[level])
@@ -105,9 +106,13 @@ def suggestion(name: str, *, level: str, levels: Mapping[str, Mapping[str, Key]]
     exact = [
         join(other, name) for other, names in levels.items() if other != level and name in names
     ]
-    if typed or (own and not exact):
+    exact = exact or [path for path in _paths(levels) if _fold(path).replace(".", "_") == folded]
+    longer = [known for known in levels[level] if _fold(known).startswith(f"{folded}_")]
+    if "_" in name and not exact and not longer:
+        # two words or more, inside a longer name
+        longer = [known for known in levels[level] if f"_{folded}_" in f"_{_fold(known)}_"]
+    if typed or (own and not exact and not longer):
         return _question(join(level, known) for known in own)
-    longer = [known for known in levels[level] if _fold(known).startswith(f"{_fold(name)}_")]
     if longer:
         return _question(join(level, known) for known in longer)
     if exact:
@@ -129,6 +134,10 @@ def suggestion(name: str, *, level: str, levels: Mapping[str, Mapping[str, Key]]
 def join(level: str, name: str) -> str:
     """Full path of a key."""
     return f"{level}.{name}" if level else name
+
+
+def _paths(levels: Mapping[str, Mapping[str, Key]]) -> list[str]:
+    return [join(level, known) for level, names in levels.items() for known in names]
 
 
 def _fold(name: str) -> str:

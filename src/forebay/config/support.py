@@ -30,10 +30,13 @@ def refuse(values: Values) -> None:
     """
     raise_any(_contradictions(values))
     problems = _types(values)
-    problems += [_refusal(TABLE[path], value="{...}") for path in _refused_sections(values)]
+    problems += [
+        _refusal(TABLE[path], name=values.name(path), value="{...}")
+        for path in _refused_sections(values)
+    ]
     inside = tuple(f"{path}." for path in _refused_sections(values))
     problems += [
-        _refusal(TABLE[path], value=shown(value))
+        _refusal(TABLE[path], name=values.name(path), value=shown(value))
         for path, value in values.given.items()
         if not TABLE[path].passes(value) and not path.startswith(inside)
     ]
@@ -73,7 +76,8 @@ def _contradictions(values: Values) -> list[Problem]:
     if given.get("bf16.enabled") and given.get("fp16.enabled"):
         problems.append(
             Problem(
-                "config keys bf16.enabled and fp16.enabled are both true", "turn one of them off"
+                f"config keys {values.name('bf16.enabled')} and fp16.enabled are both true",
+                "turn one of them off",
             )
         )
     return problems
@@ -104,16 +108,16 @@ def _refused_sections(values: Values) -> list[str]:
     ]
 
 
-def _refusal(key: Key, *, value: str) -> Problem:
+def _refusal(key: Key, *, name: str, value: str) -> Problem:
     reason = key.reason
     said = f"is {reason}" if reason.startswith(NOT_YET) else f"is refused: {reason}"
-    return Problem(f"config key {key.path} = {value} {said}", key.instead or _instead(key))
+    return Problem(f"config key {name} = {value} {said}", key.instead or _instead(key, name))
 
 
-def _instead(key: Key) -> str:
+def _instead(key: Key, name: str) -> str:
     if key.kind is None:
-        return f"delete {key.path}"
+        return f"delete {name}"
     passing = [value for value in key.accepts or () if value is not None]
     if not passing:
-        return f"delete {key.path}"
-    return f"write {' or '.join(json.dumps(value) for value in passing)}, or delete {key.path}"
+        return f"delete {name}"
+    return f"write {' or '.join(json.dumps(value) for value in passing)}, or delete {name}"
