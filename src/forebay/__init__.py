@@ -87,6 +87,7 @@ _MODULES = frozenset({"ops", "runtime", "utils", "zero"})
 # What scripts for DeepSpeed use and forebay has not, with what to write instead.
 _ABSENT = {
     "DeepSpeedEngine": "the engine's class is forebay.compat.engine.TrainingEngine",
+    "OnDevice": "build under torch.device('meta'), or with forebay.zero.Init",
     "PipelineModule": "every rank computes the whole model: pass a plain nn.Module to initialize",
     "checkpointing": "use torch.utils.checkpoint",
     "comm": "use torch.distributed",

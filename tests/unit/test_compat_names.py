@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 
 import forebay
+from forebay.errors import UnsupportedError
 from house.tree import python
 
 # The lines of a script that change are its imports: `deepspeed` becomes `forebay`.
@@ -72,3 +75,32 @@ def test_other_names_are_plainly_absent():
     with pytest.raises(AttributeError, match=r"^module 'forebay' has no attribute 'nonsense'$"):
         forebay.nonsense  # noqa: B018
     assert {"ops", "runtime", "utils", "initialize"} <= set(dir(forebay))
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "instead"),
+    [
+        ("forebay.zero", "TiledLinear", "use nn.Linear"),
+        ("forebay.utils", "OnDevice", r"torch.device\("),
+        ("forebay.utils", "safe_update_full_grad_vectorized", "safe_set_full_grad"),
+        ("forebay.ops.adagrad", "DeepSpeedCPUAdagrad", "AdamW"),
+        ("forebay.ops.lamb", "FusedLamb", "AdamW"),
+        ("forebay.ops.lion", "DeepSpeedCPULion", "AdamW"),
+        ("forebay.ops.lion", "FusedLion", "AdamW"),
+        ("forebay.ops.adam", "ZenFlowCPUAdam", "zenflow"),
+        ("forebay.ops.adam", "ZenFlowSelectiveAdamW", "zenflow"),
+        ("forebay.ops.adam", "ZenFlowSelectiveAdamW_stage3", "zenflow"),
+    ],
+)
+def test_names_that_are_imported_and_not_supported_say_so_when_used(module, name, instead):
+    value = getattr(importlib.import_module(module), name)
+    with pytest.raises(UnsupportedError, match=rf"{name} is not supported\nhint: .*{instead}"):
+        value([], lr=1e-3)
+    assert not isinstance(value, type) or not isinstance(value, value)
+
+
+def test_collectives_are_torchs():
+    import forebay.comm
+
+    with pytest.raises(AttributeError, match=r"no attribute 'all_reduce' \(.*torch.distributed\)"):
+        forebay.comm.all_reduce  # noqa: B018

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import torch
 from torch import distributed, nn
@@ -12,12 +12,12 @@ from forebay.compat.flags import check_flags
 from forebay.engine.collector import hook_of
 from forebay.engine.watched import WatchedParameters
 from forebay.engine.whole_state import take_from_rank
-from forebay.errors import UnsupportedError
+from forebay.errors import ConfigError, UnsupportedError
 from forebay.model.external import mark_external, unmark_external
 from forebay.model.unbuilt import UnbuiltWeight, build_in_place
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from forebay.engine.engine import Engine
 
@@ -25,7 +25,10 @@ __all__ = [
     "GatheredParameters",
     "register_external_parameter",
     "unregister_external_parameter",
+    "unwrap_model_for_generation",
 ]
+
+_Model = TypeVar("_Model")
 
 
 class GatheredParameters(contextlib.AbstractContextManager[None]):
@@ -151,6 +154,27 @@ def register_external_parameter(module: nn.Module, parameter: nn.Parameter) -> N
     hook = hook_of(parameter)
     if hook is not None:
         hook.engine.streaming.declare(module, parameter)
+
+
+@contextlib.contextmanager
+def unwrap_model_for_generation(model: _Model) -> Iterator[_Model]:
+    """Inside it all weights are on the device, so that many forwards bring none of them.
+
+    Args:
+        model: The model, or the engine over it; it is what the block gets.
+
+    Raises:
+        BudgetError: They do not fit on the device together.
+    """
+    inner = getattr(model, "module", None)
+    module = model if isinstance(model, nn.Module) else inner
+    if not isinstance(module, nn.Module):
+        raise ConfigError(
+            f"unwrap_model_for_generation is given a {type(model).__name__}",
+            hint="pass the model, or the engine that initialize returned",
+        )
+    with GatheredParameters(module):
+        yield model
 
 
 def unregister_external_parameter(module: nn.Module, parameter: nn.Parameter) -> None:

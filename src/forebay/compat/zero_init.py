@@ -11,7 +11,7 @@ from forebay.compat.flags import check_flags
 from forebay.compat.inputs import DTYPES
 from forebay.config.facts import Facts
 from forebay.config.resolve import resolve
-from forebay.errors import UnsupportedError
+from forebay.errors import ConfigError, UnsupportedError
 from forebay.model.construction import Construction, is_under_construction
 from forebay.tiers.heap import HeapTrimmer
 
@@ -28,7 +28,8 @@ class Init(contextlib.AbstractContextManager["Init"]):
 
     Parameters give their memory back while others are built. When it ends they know how they come
     about, and `forebay.initialize` and `forebay.offload` make one at a time, of which each rank
-    keeps its slice. Until then reading or writing one raises; `GatheredParameters` gives it memory.
+    keeps its slice. Until then reading or writing one raises, small ones aside, which keep their
+    memory; `GatheredParameters` gives it.
     Float32 parameters have the working dtype when it ends.
 
     Args:
@@ -42,6 +43,15 @@ class Init(contextlib.AbstractContextManager["Init"]):
         enabled: False does nothing.
         dtype: The working dtype, before the configuration's.
         mpu: Refused.
+        zero_param_parallel_group: Refused, as `zero_hpz_partition_size` is.
+        zero_quantized_weights: Refused.
+        zero_quantized_nontrainable_weights: Refused.
+        sequence_data_parallel_group: Refused.
+        param_swapper: Refused: `offload_param` says where weights live.
+
+    Raises:
+        ConfigError: The configuration is refused, or given twice.
+        UnsupportedError: An argument is refused.
     """
 
     def __init__(
@@ -56,10 +66,26 @@ class Init(contextlib.AbstractContextManager["Init"]):
         enabled: bool = True,
         dtype: torch.dtype | None = None,
         mpu: Any = None,
+        zero_param_parallel_group: Any = None,
+        zero_quantized_weights: bool = False,
+        zero_quantized_nontrainable_weights: bool = False,
+        sequence_data_parallel_group: Any = None,
+        param_swapper: Any = None,
     ) -> None:
         check_flags("zero.Init", pin_memory=pin_memory, enabled=enabled)
-        if mpu is not None:
-            raise UnsupportedError("zero.Init(mpu=...) is not supported", hint="leave mpu out")
+        _refuse_given(
+            mpu=mpu,
+            zero_param_parallel_group=zero_param_parallel_group,
+            zero_quantized_weights=zero_quantized_weights,
+            zero_quantized_nontrainable_weights=zero_quantized_nontrainable_weights,
+            sequence_data_parallel_group=sequence_data_parallel_group,
+            param_swapper=param_swapper,
+        )
+        if config_dict_or_path is not None and config is not None:
+            raise ConfigError(
+                "zero.Init is given config_dict_or_path and config, two names of one argument",
+                hint="give config_dict_or_path alone",
+            )
         if remote_device not in (None, "cpu", "none"):
             raise UnsupportedError(
                 f"zero.Init(remote_device={remote_device!r}) is not supported",
@@ -87,3 +113,12 @@ class Init(contextlib.AbstractContextManager["Init"]):
 
     def __exit__(self, *exc_info: object) -> None:
         self._stack.close()
+
+
+def _refuse_given(**arguments: object) -> None:
+    """Refuse arguments that ask for something; None and False do not."""
+    for name, value in arguments.items():
+        if value is not None and value is not False:
+            raise UnsupportedError(
+                f"zero.Init({name}=...) is not supported", hint=f"leave {name} out"
+            )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from forebay.compat.absent import OnDevice, safe_update_full_grad_vectorized
 from forebay.compat.leaf import (
     get_z3_leaf_modules,
     set_z3_leaf_module,
@@ -28,6 +29,7 @@ from forebay.compat.tensors import (
 )
 
 __all__ = [
+    "OnDevice",
     "RepeatingLoader",
     "get_z3_leaf_modules",
     "safe_get_full_fp32_param",
@@ -42,6 +44,7 @@ __all__ = [
     "safe_set_local_fp32_param",
     "safe_set_local_grad",
     "safe_set_local_optimizer_state",
+    "safe_update_full_grad_vectorized",
     "set_z3_leaf_module",
     "set_z3_leaf_modules",
     "set_z3_leaf_modules_by_name",
