@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from forebay.engine.unit import NanSource, Unit
     from forebay.links.lanes import Lanes
     from forebay.plan.weight_pool import Move, WeightPool
+    from forebay.tiers.ledger import Reservation
 
 __all__ = ["Residency", "WeightSource"]
 
@@ -101,6 +102,8 @@ class Residency:
         self.one_pass = OnePass()
         # Whether weights change before the next forward, as far as known.
         self.is_last_backward: Callable[[], bool] = _unknown
+        # Takes bytes that the pool holds for a while beside its own; set by who made the pool.
+        self.reserve: Callable[[int], Reservation] = _refuse_more
         streamed = [unit for unit in units if unit.streams_weights]
         self.away_reads = AwayReads(streamed, nans=nans)
         for unit in streamed:
@@ -174,12 +177,34 @@ class Residency:
     @contextlib.contextmanager
     def showing(self, unit: Unit) -> Iterator[None]:
         """`show`, and keep the unit inside a `with` block."""
-        self.show(unit)
-        self.pool.hold(unit.index)
+        with self.room_for([unit.index]):
+            self.show(unit)
+            self.pool.hold(unit.index)
+            try:
+                yield
+            finally:
+                self.pool.release(unit.index)
+
+    @contextlib.contextmanager
+    def room_for(self, units: Iterable[int]) -> Iterator[None]:
+        """Inside it, the pool has room for these units at once, beside what is held already.
+
+        Raises:
+            BudgetError: The device's budget has not; nothing has moved.
+        """
+        more = self.pool.lacking_bytes(units)
+        if not more:
+            yield
+            return
+        reservation = self.reserve(more)
+        self.pool.grow(more)
         try:
             yield
         finally:
-            self.pool.release(unit.index)
+            moves = self.pool.shorten(more)
+            if not self._barrier.is_closed:  # else nobody waits for what was on its way
+                self._carry_out(moves)
+            reservation.release()
 
     def _bring(self, unit: Unit, moves: Sequence[Move]) -> None:
         self._barrier.refuse_closed(f"unit {unit.name}")
@@ -329,3 +354,7 @@ def _empty(unit: Unit) -> None:
 
 def _unknown() -> bool:
     return False
+
+
+def _refuse_more(nbytes: int) -> Reservation:
+    raise AssertionError(f"nobody said where {nbytes} bytes more are to be reserved")

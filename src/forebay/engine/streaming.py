@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from forebay.engine.activations import ActivationStore
@@ -96,6 +97,12 @@ class Streaming:
         self.residency = Residency(
             units, pool=pool, source=self.source, lanes=lanes, nans=nans, barrier=barrier
         )
+        self.residency.reserve = partial(
+            memory.ledger.reserve,
+            Tier.DEVICE,
+            Role.LP_PARAMS,
+            what="weights that are shown together",
+        )
         self.publisher = Publisher(
             lanes,
             nans=nans,
@@ -171,11 +178,17 @@ class Streaming:
 
     @contextlib.contextmanager
     def window(self, records: Iterable[ParamRecord]) -> Iterator[None]:
-        """Inside it, weights are on the device; what is written into them is kept."""
+        """Inside it, weights are on the device; what is written into them is kept.
+
+        Raises:
+            BudgetError: The device budget does not hold all of them at once; nothing has moved.
+        """
         streamed = {unit.index: unit for unit in self._units}
         chosen = [record for record in records if record.unit in streamed]
+        indices = list(dict.fromkeys(record.unit for record in chosen))
         with contextlib.ExitStack() as stack:
-            for index in dict.fromkeys(record.unit for record in chosen):
+            stack.enter_context(self.residency.room_for(indices))
+            for index in indices:
                 stack.enter_context(self.residency.showing(streamed[index]))
             yield
             for record in chosen:

@@ -17,7 +17,7 @@ from forebay.plan.load_rules import LoadRules
 from forebay.units_of_measure import budget_text, format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 __all__ = ["Move", "MoveKind", "WeightPool"]
 
@@ -210,6 +210,22 @@ class WeightPool:
             return []
         self._here.discard(unit)
         return [Move(MoveKind.DROP, unit)]
+
+    def lacking_bytes(self, units: Iterable[int]) -> int:
+        """How many bytes it would have to hold more to have these units at once."""
+        together = {*units, *self._held, *self._guarded}
+        needed = sum(self._sizes.get(unit, 0) for unit in together)
+        return max(0, needed - self._given_bytes)
+
+    def grow(self, nbytes: int) -> None:
+        """Hold more, for a while."""
+        self.capacity_bytes = self._given_bytes = self._given_bytes + nbytes
+
+    def shorten(self, nbytes: int) -> list[Move]:
+        """Hold less again: what is needed last goes, but for what is held."""
+        self._given_bytes -= nbytes
+        self.capacity_bytes = min(self.capacity_bytes, self._given_bytes)
+        return self._make_room(0, worth=-1) or []
 
     def shrink(self) -> None:
         """The device has no room for more than is here now: do not look further ahead again.
