@@ -30,14 +30,6 @@ CONFIG = {
 LEAVE = [State.optim_states, State.hp_params, State.lp_grads, State.contiguous_grad_buffer]
 
 
-def taken_bytes(engine):
-    """Device memory in use, by the driver's count; without a GPU, by the engine's ledger."""
-    if engine.device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(engine.device)
-        return total - free
-    return sum(row.nbytes for row in engine.ledger.table() if row.tier.value == "device")
-
-
 def right_sums(count, *, seed):
     """Rows like "3+4=07;", as bytes."""
     generator = torch.Generator().manual_seed(seed)
@@ -77,9 +69,9 @@ def main(arguments=None):
             batch = rows[torch.randint(0, len(rows), (8,))].to(engine.device)
             engine.backward(engine(input_ids=batch, labels=batch).loss)
             engine.step()
-        before, begin = taken_bytes(engine), time.perf_counter()
-        engine.offload_states(include=LEAVE)
-        away, freed = time.perf_counter() - begin, before - taken_bytes(engine)
+        begin = time.perf_counter()
+        freed = engine.offload_states(include=LEAVE).device_bytes
+        away = time.perf_counter() - begin
         engine.eval()
         prompts = right_sums(32, seed=100 + number)[:, :4].to(engine.device)
         with torch.no_grad():

@@ -339,10 +339,15 @@ def test_deepspeeds_names():
     engine = engine_of({"zero_optimization": {"offload_optimizer": {"device": "none"}}})
     train(engine, 2)
     states = forebay.OffloadStateTypeEnum
-    engine.offload_states(include=[states.optim_states, "hp_params"], pin_memory=False)
+    placed = engine.ledger.bytes(Tier.DEVICE)
+    moved = engine.offload_states(include=[states.optim_states, "hp_params"], pin_memory=False)
     assert engine.ledger.bytes(Tier.DEVICE, Role.OPTIM_STATES) == 0
-    engine.reload_states()
-    engine.offload_states(device=forebay.OffloadDeviceEnum.cpu, non_blocking=True)
+    assert moved.device_bytes == placed - engine.ledger.bytes(Tier.DEVICE)
+    assert 0 < moved.moved_bytes <= moved.device_bytes  # each arena is whole pages
+    assert engine.reload_states() == moved
+    moved = engine.offload_states(device=forebay.OffloadDeviceEnum.cpu, non_blocking=True)
+    assert moved.moved_bytes > 0
+    assert moved.device_bytes is None
     engine.synchronize()
     assert engine.ledger.bytes(Tier.DEVICE) == 0
     engine.reload_states(non_blocking=True)

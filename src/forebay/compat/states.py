@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from enum import Enum, StrEnum
 from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
 
 from forebay.compat.flags import check_flags
 from forebay.config.suggest import nearest
 from forebay.engine.state_moves import HostPages, MoveTiming
 from forebay.errors import ConfigError, UnsupportedError
-from forebay.tiers.ledger import Role
+from forebay.tiers.ledger import Role, Tier
 
 if TYPE_CHECKING:
     from forebay.engine.engine import Engine
 
-__all__ = ["OffloadDeviceEnum", "OffloadStateTypeEnum", "StateOffload"]
+__all__ = ["OffloadDeviceEnum", "OffloadStateTypeEnum", "StateOffload", "StatesMoved"]
 
 _Choice = TypeVar("_Choice", bound=Enum)
 
@@ -43,6 +46,21 @@ class OffloadStateTypeEnum(StrEnum):
     """Sums of several backwards (or ranks) in an open window."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatesMoved:
+    """What one call moved; DeepSpeed's returns nothing.
+
+    Attributes:
+        moved_bytes: What travelled between device and host.
+        device_bytes: Device memory that is free again after `offload_states`, in use again after
+            `reload_states`: by torch's count on a GPU, else by the ledger, which has no gradients.
+            None while copies run.
+    """
+
+    moved_bytes: int
+    device_bytes: int | None
+
+
 class StateOffload:
     """The two methods of one engine.
 
@@ -59,7 +77,7 @@ class StateOffload:
         device: OffloadDeviceEnum | str = OffloadDeviceEnum.cpu,
         pin_memory: bool = True,
         non_blocking: bool = False,
-    ) -> None:
+    ) -> StatesMoved:
         """Bring state to host memory and give its device memory back to the driver.
 
         Any part, any number of times, also inside a window; what is away already stays there.
@@ -90,13 +108,16 @@ class StateOffload:
         if isinstance(names, str) or not isinstance(names, Iterable):
             names = [names]
         chosen = [_one_of(list(OffloadStateTypeEnum), name, key="include") for name in names]
-        self._core.moves.offload(
+        before, timing = self._device_bytes(), _timing(non_blocking)
+        moved = self._core.moves.offload(
             {Role(name.value) for name in chosen},
             pages=HostPages.LOCKED if pin_memory else HostPages.PAGEABLE,
-            timing=_timing(non_blocking),
+            timing=timing,
         )
+        freed = None if timing is MoveTiming.ENQUEUE else before - self._device_bytes()
+        return StatesMoved(moved_bytes=moved, device_bytes=freed)
 
-    def reload_states(self, non_blocking: bool = False) -> None:
+    def reload_states(self, non_blocking: bool = False) -> StatesMoved:
         """Bring back all that `offload_states` moved, the same bits; nothing away is legal.
 
         Args:
@@ -107,7 +128,16 @@ class StateOffload:
             ConfigError: The flag is no bool.
         """
         check_flags("reload_states", non_blocking=non_blocking)
-        self._core.moves.reload(timing=_timing(non_blocking))
+        before, timing = self._device_bytes(), _timing(non_blocking)
+        moved = self._core.moves.reload(timing=timing)
+        taken = None if timing is MoveTiming.ENQUEUE else self._device_bytes() - before
+        return StatesMoved(moved_bytes=moved, device_bytes=taken)
+
+    def _device_bytes(self) -> int:
+        device = self._core.accelerator.device
+        if device.type == "cuda":
+            return torch.cuda.memory_allocated(device)
+        return self._core.ledger.bytes(Tier.DEVICE)
 
 
 def _timing(non_blocking: bool) -> MoveTiming:
