@@ -52,10 +52,19 @@ def test_models_and_table_agree() -> None:
         assert model(level).model_config["extra"] == "forbid"
 
 
+def test_a_refusal_says_what_to_write() -> None:
+    """One that only says where else to look would leave the configuration refused."""
+    for key in _KEYS:
+        said = key.instead.split(" ")[0]
+        assert said in ("", "write", "delete", "leave"), f"{key.path}: {key.instead}"
+
+
 def test_reasons_hold_over_ranks_too() -> None:
     for key in _KEYS:
         assert "in one process there is none" not in key.reason, key.path
-    assert "wall_clock_breakdown" in str(refusal({"comms_logger": {"enabled": True}}))
+    assert "delete comms_logger; wall_clock_breakdown" in str(
+        refusal({"comms_logger": {"enabled": True}})
+    )
     assert "DeepSpeed has removed it" in str(
         refusal({"zero_optimization": {"legacy_stage1": True}})
     )

@@ -47,8 +47,8 @@ _TIMERS: Final[tuple[Key, ...]] = (
         "comms_logger",
         "Log every collective.",
         reason="collectives are not logged",
-        instead='write "wall_clock_breakdown": true, which shows the time of exchanges, or use '
-        "torch.profiler",
+        instead="delete comms_logger; wall_clock_breakdown shows the time of exchanges, "
+        "torch.profiler each one",
     ),
 )
 

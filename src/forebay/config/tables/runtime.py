@@ -17,7 +17,10 @@ from forebay.config.kinds import (
 
 __all__ = ["KEYS"]
 
-_USE_TORCH: Final = "use torch.utils.checkpoint, or gradient_checkpointing_enable of the model"
+_USE_TORCH: Final = (
+    "write false; activations are recomputed by torch.utils.checkpoint, or "
+    "gradient_checkpointing_enable of the model"
+)
 _OUT_OF_SCOPE: Final = "forebay trains with offload and leaves this to others"
 
 _ACTIVATIONS: Final[tuple[Key, ...]] = (
