@@ -170,6 +170,10 @@ def test_every_way_in_one_process_runs_or_says_that_it_is_not_built(tmp_path, wa
         (["1e30", "--machine", "h100"], "parameters is"),
         (["1e400", "--machine", "h100"], "parameters is 1e400, which is more than any machine"),
         (["7e9", "--machine", "h100", "--picture", "x.svg"], "--picture draws a comparison"),
+        (
+            ["7e9", "--machine", "h100", "--compare", "--picture", "x.txt"],
+            "x.txt is neither a .svg nor a .png file",
+        ),
         (["7e9", "--machine", "h100", "--config", "/no/x.json"], "a folder that is not there"),
         (["7e9", "--machine", "h100", "--config", "x.json", "--compare"], "the recommended way"),
         (["7e9", "--machine", "h100", "--nodes", "0"], "--nodes is 0; .* from 1 to 100,000"),
@@ -194,6 +198,14 @@ def test_wrong_input_is_one_line_with_field_and_range(capsys, words, message):
     first, *rest = err.strip().splitlines()
     assert re.search(message, first), first
     assert len(rest) <= 1
+
+
+@pytest.mark.parametrize(
+    ("batch", "hint"), [(3, "the smallest is 8"), (12, "the nearest are 8 and 16")]
+)
+def test_a_batch_that_devices_cannot_divide_is_answered_with_one_that_they_can(capsys, batch, hint):
+    _, _, err = _run(capsys, "7e9", "--machine", "h100", "--batch", batch)
+    assert err.strip().endswith(f"hint: {hint}")
 
 
 def test_profiles_of_another_version_are_refused(capsys, tmp_path):

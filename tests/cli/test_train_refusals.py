@@ -212,6 +212,7 @@ def test_samples_longer_than_the_context(train: Callable[..., Ran], tmp_path: Pa
 
 def test_models_that_cannot_be_trained(train: Callable[..., Ran], tmp_path: Path) -> None:
     refused(train(model=tmp_path / "none"), "no model", "local folder")
+    refused(train(model="gpt2"), "no model", "hf download NAME")
     (tmp_path / "empty").mkdir()
     refused(train(model=tmp_path / "empty"), "has no config.json")
     (tmp_path / "broken.json").write_text("{")

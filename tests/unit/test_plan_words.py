@@ -7,6 +7,7 @@ import re
 import pytest
 
 from forebay.observe.plan_picture import _COLORS, _alike, draw_comparison
+from forebay.plan.ask import Asked, question_of
 from forebay.plan.choose import choose
 from forebay.plan.compare import comparison
 from forebay.plan.explain import as_text
@@ -69,3 +70,12 @@ def test_curves_that_lie_on_each_other_have_one_line_with_all_their_names(tmp_pa
     assert sorted(named) == sorted(known)
     assert len(drawn) < len(known)
     draw_comparison(tmp_path / "compare.svg", table)
+
+
+def test_shares_that_are_hardly_anything_are_not_told_as_none_of_it():
+    asked = Asked(model="30B", machine="4090", sequence=512, batch=16)
+    text = as_text(choose(question_of(asked)))
+    assert "the state of the first (1% of it) stays on the device" in text
+    assert "hardly any stays in host memory; the rest comes from drives" in text
+    assert "one more drive in each node: saves 36" in text
+    assert "forebay train --gradient-checkpointing" in text

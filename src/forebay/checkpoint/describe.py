@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from forebay.checkpoint.manifest import OWN_DTYPE, Kind, Role
-from forebay.units_of_measure import format_bytes
+from forebay.units_of_measure import counted, format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,13 +71,13 @@ def _printable(line: str) -> str:
 def _lines(found: dict[str, Any]) -> Iterator[str]:
     yield f"checkpoint     {found['path']}"
     yield (
-        f"whole          yes: {format_bytes(found['bytes'])} in {found['files']} files, every "
-        "checksum matches"
+        f"whole          yes: {format_bytes(found['bytes'])} in {counted(found['files'], 'file')}, "
+        "every checksum matches"
     )
     if found["model"]:
         yield f"model          {found['model']}"
     for kind, values in found["tensors"].items():
-        counts = f"{values['elements']:,} elements in {values['tensors']} tensors"
+        counts = f"{values['elements']:,} elements in {counted(values['tensors'], 'tensor')}"
         yield f"{kind:<14} {counts} ({', '.join(values['dtypes'])})"
     if found["tied"]:
         yield f"tied           {found['tied']} tensors have several names"

@@ -44,7 +44,7 @@ def export(
     from forebay.checkpoint.export import export as run
     from forebay.checkpoint.locate import locate
     from forebay.checkpoint.reader import Checkpoint
-    from forebay.units_of_measure import format_bytes
+    from forebay.units_of_measure import counted, format_bytes
 
     with Checkpoint(locate(checkpoint)) as opened:
         written = run(
@@ -55,8 +55,8 @@ def export(
         return 0
     what = "adapter" if written.is_adapter else "model"
     typer.echo(
-        f"{what}: {written.tensors} tensors, {format_bytes(written.nbytes)} in {written.files} "
-        f"files, {written.path}"
+        f"{what}: {counted(written.tensors, 'tensor')}, {format_bytes(written.nbytes)} in "
+        f"{counted(written.files, 'file')}, {written.path}"
     )
     if not written.has_config:
         typer.echo(

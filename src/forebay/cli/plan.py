@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 __all__ = ["plan"]
 
+_PICTURES = (".svg", ".png")
+
 _Model = Annotated[
     str | None,
     typer.Argument(help="A Hugging Face folder or config.json, or a parameter count: 7e9, 13B."),
@@ -157,6 +159,11 @@ def _refuse_outputs(*, config: Path | None, picture: Path | None, compare: bool)
 
     if picture is not None and not compare:
         raise ConfigError("--picture draws a comparison", hint="add --compare")
+    if picture is not None and picture.suffix not in _PICTURES:
+        raise ConfigError(
+            f"--picture {picture} is neither a .svg nor a .png file",
+            hint=f"--picture {picture.with_suffix('.svg')}",
+        )
     if config is not None and compare:
         raise ConfigError(
             "--config writes the recommended way, and --compare shows all of them",

@@ -157,7 +157,7 @@ def _refuse_ranks() -> None:
 def _refuse_arguments(model: object, optimizer: object) -> None:
     if not isinstance(model, nn.Module):
         raise UnsupportedError(
-            f"the model is a {type(model).__name__}, not a torch.nn.Module",
+            f"the model is of type {type(model).__name__}, not a torch.nn.Module",
             hint="forebay.offload(model, optimizer)",
         )
     if isinstance(optimizer, OffloadedOptimizer):

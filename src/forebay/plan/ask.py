@@ -126,10 +126,10 @@ def _share(asked: Asked, cluster: Cluster) -> tuple[int, int | None]:
         what = f"{cluster.devices} devices"
         if micro:
             what += f" with micro-batches of {micro}"
-        nearest = f"{lower} or {upper}" if lower else str(upper)
+        nearest = f"nearest are {lower} and {upper}" if lower else f"smallest is {upper}"
         raise ConfigError(
             f"--batch is {batch}; on {what} it must be a multiple of {unit}",
-            hint=f"the nearest are {nearest}",
+            hint=f"the {nearest}",
         )
     return batch // cluster.devices, None if micro is not None else _MOST_MICRO_BATCH
 

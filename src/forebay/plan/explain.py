@@ -136,8 +136,9 @@ def _whereabouts(choice: Choice, one: Candidate) -> Iterator[str]:
     head = f"The model is cut into {len(places)} units, about one for each layer"
     if resident:
         share = 1 - host_share(choice.question.shape, places)
+        first = f"first {resident}" if resident > 1 else "first"
         yield (
-            f"{head}: the state of the first {resident} ({share:.0%} of it) stays on the device, "
+            f"{head}: the state of the {first} ({share:.0%} of it) stays on the device, "
             "the others are updated on the host."
         )
     elif visits:
@@ -153,9 +154,11 @@ def _whereabouts(choice: Choice, one: Candidate) -> Iterator[str]:
     ]
     if all(sizes):
         whose = "Of the state that does not stay there" if resident else "Of the optimizer's state"
+        kept = f"{sizes[0] / sum(sizes):.0%}"
+        kept = "hardly any" if kept == "0%" else kept
         yield (
-            f"{whose} {sizes[0] / sum(sizes):.0%} stays in host memory; the rest comes from drives "
-            "for each update and goes back."
+            f"{whose} {kept} stays in host memory; the rest comes from drives for each update and "
+            "goes back."
         )
 
 
@@ -171,7 +174,7 @@ def _margins(choice: Choice) -> Iterator[str]:
         if change.seconds is None or change.saves < 0.001:
             yield f"  {change.what}: nothing, the step stays as long"
         else:
-            yield f"  {change.what}: {change.saves:.1%} of a step"
+            yield f"  {change.what}: saves {change.saves:.1%} of a step"
 
 
 def _nearest(choice: Choice) -> Iterator[str]:
@@ -207,7 +210,10 @@ def warnings_of(choice: Choice) -> Iterator[str]:
     if best and best.setup.workload.order is AccumulationOrder.LAYER:
         yield "in layer order an update's micro-batches come together: engine.train_batch"
     if work.recompute is Recompute.BLOCKS:
-        yield "call the model's gradient_checkpointing_enable(): the plan counts on recomputation"
+        yield (
+            "call the model's gradient_checkpointing_enable(), or train with forebay train "
+            "--gradient-checkpointing: the plan counts on recomputation"
+        )
     if work.precision is Precision.FP16:
         yield "fp16 needs a loss scale; bf16 does not, where the device has it"
     if best is None or best.setup.optimizer is Home.DEVICE:

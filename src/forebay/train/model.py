@@ -69,7 +69,7 @@ class ModelSource:
             raise ConfigError(
                 what,
                 hint="--model names a local folder saved by transformers, or a config.json to "
-                "start from scratch",
+                "start from scratch; from the hub: hf download NAME --local-dir FOLDER",
             )
         config = _read_config(file)
         dtype = getattr(config, "dtype", None) or getattr(config, "torch_dtype", None)
