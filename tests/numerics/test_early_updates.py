@@ -105,7 +105,7 @@ def test_delayed_and_reordered_copies(micro, seed, device, started):
     options = EngineOptions(fault=fault, piece_elements=50, unit_elements=200, backwards=micro)
     assert_same_bits(_reference(recipe), _train(recipe, options))
     assert started
-    streamed = replace(options, update=UpdatePlace.STREAMED, staging_bytes=5000)
+    streamed = replace(options, update=UpdatePlace.STREAMED, staging_bytes=8000)
     assert_same_bits(_reference(recipe), _train(recipe, streamed))
 
 
