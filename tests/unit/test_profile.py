@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
+import torch
 from torch import nn
 
 import forebay
-from forebay.errors import ConfigError
+from forebay.compat.watching import measured_profile
+from forebay.errors import ConfigError, ForebayWarning
 from forebay.hardware.profile import (
     Drives,
     LayerRates,
@@ -160,3 +163,19 @@ def test_the_configuration_names_one(tmp_path):
     model = nn.Linear(2, 2)
     with pytest.raises(ConfigError, match="another machine"):
         forebay.initialize(model=model, config=config | {"forebay": {"profile": other}})
+
+
+def test_a_run_whose_torch_has_other_threads_than_were_measured_is_warned(tmp_path):
+    def _loaded(threads):
+        system = System(huge_pages="never", direct_storage="missing", torch_threads=threads)
+        path = _written(tmp_path, _profile(system=system).as_json())
+        return measured_profile(SimpleNamespace(profile=path), device="cpu")
+
+    here = torch.get_num_threads()
+    words = rf"with {here + 1} threads, and here it does with {here}"
+    with pytest.warns(ForebayWarning, match=words):
+        assert _loaded(here + 1).system.torch_threads == here + 1
+    assert _loaded(here).system.torch_threads == here  # a warning would be an error
+    data = json.loads(_profile(system=System(huge_pages="x", direct_storage="missing")).as_json())
+    del data["system"]["torch_threads"]  # as profiles were written before
+    assert read_profile(_written(tmp_path, json.dumps(data))).system.torch_threads is None

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING
 
+import torch
+
 from forebay.accelerators.select import accelerator_for, device_name
+from forebay.errors import ForebayWarning
 from forebay.hardware.profile import load_profile
 from forebay.links.observer import NO_OBSERVER
 from forebay.observe.breakdown import BreakdownLog
@@ -13,8 +17,6 @@ from forebay.observe.recorder import Recorder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    import torch
 
     from forebay.config.resolved import ResolvedConfig
     from forebay.hardware.profile import Profile
@@ -46,13 +48,27 @@ def measured_profile(
 ) -> Profile | None:
     """The profile that `forebay.profile` names; None without one.
 
+    Warns where the device is the processor and torch computes with another number of threads there.
+
     Raises:
         ConfigError: The file cannot be read, is no profile, or is another machine's or version's.
     """
     if config.profile is None:
         return None
     chosen = accelerator_for(device).device
-    return load_profile(config.profile, device=device_name(chosen))
+    profile = load_profile(config.profile, device=device_name(chosen))
+    there = None if profile.system is None else profile.system.torch_threads
+    here = torch.get_num_threads()
+    if chosen.type == "cpu" and there not in (None, here):
+        warnings.warn(
+            f"profile {config.profile} was measured where torch computes with {there} threads, and "
+            f"here it does with {here}: forecasts of forward and backward are of another machine\n"
+            f"hint: OMP_NUM_THREADS={there} (torch.set_num_threads), or measure again: "
+            "forebay probe --output FILE",
+            ForebayWarning,
+            stacklevel=2,
+        )
+    return profile
 
 
 def enough_threads(profile: Profile) -> int:

@@ -281,6 +281,8 @@ class System:
         memlock_bytes: What the process may lock by itself; None without a limit.
         memory_limit_bytes: Memory that control groups allow; None without a limit.
         processor_limit: Processors' worth that they allow; None without a limit.
+        torch_threads: Threads of one torch operation on the host, which rates of a device "cpu"
+            follow; None where nobody noted them.
     """
 
     huge_pages: str
@@ -288,6 +290,7 @@ class System:
     memlock_bytes: Annotated[int, Between(0, 1e18)] | None = None
     memory_limit_bytes: Bytes | None = None
     processor_limit: Annotated[float, Between(1e-3, 1e6)] | None = None
+    torch_threads: Count | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

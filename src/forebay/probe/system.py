@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import torch
 
 from forebay.hardware.cgroup import cpu_quota, memory_limit
 from forebay.hardware.limits import locked_memory_limit
 from forebay.hardware.rates import System
 from forebay.links.direct_storage import find_direct_storage
-
-if TYPE_CHECKING:
-    import torch
 
 __all__ = ["HUGE_PAGES", "huge_pages", "read_system"]
 
@@ -45,4 +43,5 @@ def read_system(
         memlock_bytes=locked_memory_limit(),
         memory_limit_bytes=None if memory is None else memory.nbytes,
         processor_limit=cpu_quota(groups, proc=proc),
+        torch_threads=torch.get_num_threads(),
     )
