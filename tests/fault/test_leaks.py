@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from dataclasses import replace
 
 import psutil
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 
 from forebay.engine import offload_with
+from forebay.plan import WeightPlace
 from forebay.tiers.ledger import Tier
 from unit.engine_cases import CPU, PLACES, adamw, offloaded
 
@@ -123,3 +125,31 @@ def test_outputs_that_are_leaves_collect_no_hooks():
             optimizer.zero_grad()
         assert not model.weight._backward_hooks
         assert not x._backward_hooks
+
+
+class _Failing(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        raise ValueError("on purpose")
+
+
+def test_an_engine_dropped_after_a_backward_that_failed_between_streamed_weights_goes():
+    """Its files go with it: a node of autograd that somebody kept would keep both."""
+
+    def _one():
+        model = _model()
+        options = replace(CPU, weights=WeightPlace.HOST)
+        optimizer = offload_with(model, adamw(model), options=options)[1]
+        first, middle, last = model
+        loss = last(_Failing.apply(middle(first(torch.ones(1, 500, dtype=torch.bfloat16))))).sum()
+        with pytest.raises(ValueError, match="on purpose"):
+            loss.backward()
+        return weakref.ref(optimizer.engine)
+
+    gone = _one()
+    gc.collect()
+    assert gone() is None

@@ -96,7 +96,7 @@ class Residency:
         self._nans = nans
         self._barrier = barrier
         self._coming: dict[int, Sequence[Waitable]] = {}
-        self._node: object = None
+        self._node: tuple[int, int] | None = None
         self._cost = ForwardCost()
         # What follows the backward of forwards that share a pass belongs to it too.
         self.one_pass = OnePass()
@@ -278,8 +278,13 @@ class Residency:
 
     def _note_node(self) -> None:
         """What the last node of a backward asked for may go once another one runs."""
-        node = torch._C._current_autograd_node()
-        if node is not self._node:
+        running = torch._C._current_autograd_node()
+        # By numbers: a node that is kept after a backward that failed keeps its graph, whose hooks
+        # keep this engine, in a circle that no collector of garbage sees.
+        node = None
+        if running is not None:
+            node = torch._C._current_graph_task_id(), running._sequence_nr()
+        if node != self._node:
             self._node = node
             self.pool.unguard()
 
