@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import sys
 from dataclasses import replace
 
 import pytest
@@ -12,8 +13,10 @@ from torch import nn
 
 import forebay
 from forebay.engine import EngineOptions
+from forebay.errors import UnsupportedError
 from forebay.links import FaultScript
 from forebay.observe import BreakdownLog, break_down, mean_of, record
+from forebay.observe.figure import new_figure
 from forebay.observe.perfetto import trace, write_trace
 from forebay.observe.picture import draw
 from forebay.observe.reasons import verdict
@@ -157,3 +160,12 @@ def test_wall_clock_breakdown_prints_a_line_for_each_step(capsys):
         "step=4",
         "mean of 2 steps",
     ]
+
+
+def test_without_matplotlib_what_shows_the_same_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(
+        UnsupportedError, match="needs matplotlib, which is not installed"
+    ) as caught:
+        new_figure(width=1, height=1, instead="look out of the window")
+    assert caught.value.hint == "pip install matplotlib, or look out of the window"

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any, Final
 
-from forebay.errors import UnsupportedError
+from forebay.observe.figure import new_figure, save_figure
 from forebay.plan.timeline import Row
 
 if TYPE_CHECKING:
@@ -39,19 +38,16 @@ def draw(path: Path, timelines: Sequence[Timeline]) -> None:
     Raises:
         UnsupportedError: matplotlib is not installed.
     """
-    try:
-        figures = importlib.import_module("matplotlib.figure")
-    except ImportError as error:
-        raise UnsupportedError(
-            "a picture needs matplotlib, which is not installed",
-            hint="pip install matplotlib, or write a trace (.json) and open it in a browser",
-        ) from error
-    figure = figures.Figure(figsize=(12, 0.6 + 2.2 * len(timelines)), layout="constrained")
+    figure = new_figure(
+        width=12,
+        height=0.6 + 2.2 * len(timelines),
+        instead="write a trace (.json) and open it in a browser",
+    )
     panels = figure.subplots(len(timelines), 1, sharex=True, squeeze=False)
     for (axes,), timeline in zip(panels, timelines, strict=True):
         _panel(axes, timeline.from_zero())
     panels[-1][0].set_xlabel("milliseconds")
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    save_figure(figure, path)
 
 
 def _panel(axes: Any, timeline: Timeline) -> None:

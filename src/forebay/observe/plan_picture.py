@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from forebay.errors import UnsupportedError
+from forebay.observe.figure import new_figure, save_figure
 from forebay.plan.words import ROLES
 
 if TYPE_CHECKING:
@@ -45,15 +44,12 @@ def draw_comparison(path: Path, comparison: Comparison) -> None:
     Raises:
         UnsupportedError: matplotlib is not installed.
     """
-    try:
-        figures = importlib.import_module("matplotlib.figure")
-    except ImportError as error:
-        raise UnsupportedError(
-            "a picture needs matplotlib, which is not installed",
-            hint="pip install matplotlib, or leave --picture out: the table says the same",
-        ) from error
     every = comparison.choice.all
-    figure = figures.Figure(figsize=(13, 2.4 + 0.75 * len(every)), layout="constrained")
+    figure = new_figure(
+        width=13,
+        height=2.4 + 0.75 * len(every),
+        instead="leave --picture out: the table says the same",
+    )
     figure.suptitle(comparison.title, fontsize=11)
     panels = figure.subplots(2, 2)
     _memory(panels[0][0], every, tier="device", limit=comparison.choice.capacity.device)
@@ -63,7 +59,7 @@ def draw_comparison(path: Path, comparison: Comparison) -> None:
     _curves(panels[1][1], comparison)
     handles, labels = panels[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=8)
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    save_figure(figure, path)
 
 
 def _memory(axes: Any, every: Sequence[Candidate], *, tier: str, limit: int) -> None:
