@@ -8,7 +8,7 @@ by data (experts). Here such a module's parameters lie in one unit. The marks ar
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from torch import nn
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from forebay.config.leaf import LeafSpec
+
+    _Fits: TypeAlias = Callable[[str, nn.Module, str], bool]
 
 __all__ = [
     "configured_leaves",
@@ -98,7 +100,7 @@ def set_z3_leaf_modules_by_name(
     return _by_text(
         model,
         module_names,
-        matches=lambda name, wanted: name == wanted,
+        matches=_FITS["names"],
         flag=flag,
         raise_if_not_found=raise_if_not_found,
     )
@@ -118,7 +120,7 @@ def set_z3_leaf_modules_by_suffix(
     return _by_text(
         model,
         module_name_suffixes,
-        matches=lambda name, wanted: name.endswith(wanted),
+        matches=_FITS["name_suffixes"],
         flag=flag,
         raise_if_not_found=raise_if_not_found,
     )
@@ -138,25 +140,18 @@ def configured_leaves(model: nn.Module, spec: LeafSpec | None) -> list[nn.Module
     """The modules that a configuration names; a text that fits none is warned of."""
     if spec is None:
         return []
-    named = list(model.named_modules())
-    fits: dict[str, Callable[[str, nn.Module, str], bool]] = {
-        "classes": lambda _name, module, text: _is(module, text),
-        "names": lambda name, _module, text: name == text,
-        "name_suffixes": lambda name, _module, text: name.endswith(text),
-    }
-    found: list[nn.Module] = []
-    for key, fit in fits.items():
-        for text in getattr(spec, key):
-            modules = [module for name, module in named if fit(name, module, text)]
-            if not modules:
-                _log.warning(
-                    "config key zero_optimization.leaf_module.%s names %s, and no module of the "
-                    "model is called so",
-                    key,
-                    text,
-                )
-            found += modules
-    return list({id(module): module for module in found}.values())
+    found: dict[str, list[nn.Module]] = {}
+    for key, matches in _FITS.items():
+        hits = _hits(model, getattr(spec, key), matches=matches)
+        for text in (text for text, modules in hits.items() if not modules):
+            _log.warning(
+                "config key zero_optimization.leaf_module.%s names %s, and no module of the "
+                "model is called so",
+                key,
+                text,
+            )
+        found[key] = _each_once(hits)
+    return _each_once(found)
 
 
 def _by_class(
@@ -191,25 +186,43 @@ def _is(module: nn.Module, wanted: type | str) -> bool:
     return wanted in {kind.__name__, f"{kind.__module__}.{kind.__qualname__}"}
 
 
+# Whether a module fits a text, by the key of the section `leaf_module` that names it so: its name,
+# the module, the text.
+_FITS: Final[dict[str, _Fits]] = {
+    "classes": lambda _name, module, text: _is(module, text),
+    "names": lambda name, _module, text: name == text,
+    "name_suffixes": lambda name, _module, text: name.endswith(text),
+}
+
+
+def _hits(model: nn.Module, texts: Iterable[str], *, matches: _Fits) -> dict[str, list[nn.Module]]:
+    """The modules that fit each text."""
+    named = dict(model.named_modules())
+    return {text: [m for name, m in named.items() if matches(name, m, text)] for text in texts}
+
+
+def _each_once(hits: dict[str, list[nn.Module]]) -> list[nn.Module]:
+    return list({id(m): m for modules in hits.values() for m in modules}.values())
+
+
 def _by_text(
     model: nn.Module,
     texts: Iterable[str],
     *,
-    matches: Callable[[str, str], bool],
+    matches: _Fits,
     flag: bool,
     raise_if_not_found: bool,
 ) -> tuple[list[nn.Module], list[str]]:
     check_flags("set_z3_leaf_modules", flag=flag, raise_if_not_found=raise_if_not_found)
     wanted = [texts] if isinstance(texts, str) else list(texts)
-    named = dict(model.named_modules())
-    hits = {text: [m for name, m in named.items() if matches(name, text)] for text in wanted}
+    hits = _hits(model, wanted, matches=matches)
     missing = [text for text, modules in hits.items() if not modules]
     if missing and raise_if_not_found:
         raise ConfigError(
             f"the model has no module named {', '.join(missing)}",
             hint="the names are those of model.named_modules()",
         )
-    found = list({id(m): m for modules in hits.values() for m in modules}.values())
+    found = _each_once(hits)
     _refuse_trained(model)
     for module in found:
         (mark_whole if flag else unmark_whole)(module)

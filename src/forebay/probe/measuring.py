@@ -34,6 +34,7 @@ from forebay.probe.workload import (
     copy_runs,
     middle,
     rate_in_common,
+    state_bytes,
     update_runs,
 )
 from forebay.tiers.page_locking import PageLocking
@@ -49,8 +50,8 @@ __all__ = ["Effort", "measure", "measure_all", "thread_counts"]
 
 # Dozens of rounds on any machine, and long enough to pass over a neighbour's moment.
 _TOGETHER_SECONDS = 1.0
-# Of a parameter with a split master and a 16-bit gradient.
-_STATE_BYTES = 14
+# Of the state whose update is measured.
+_LAYOUT = "split"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +73,7 @@ class Effort:
         """What a machine with such a device needs; see [Note: caches of servers]."""
         if device.type != "cuda":
             return cls()
-        free = host_ceiling(None).nbytes or memory_total_bytes() or 0
-        most = free // 8 // _STATE_BYTES
+        most = _host_bytes() // 8 // state_bytes(_LAYOUT)
         return cls(elements=max(cls().elements, min(256 << 20, most)))
 
 
@@ -99,7 +99,7 @@ def measure(
     on_gpu = accelerator.device.type == "cuda"
     share = Topology.read().share()
     locking = PageLocking(accelerator.copy_engine(core) if on_gpu else None)
-    part = PartState(core, layout="split", elements=how.elements)
+    part = PartState(core, layout=_LAYOUT, elements=how.elements)
     try:
         threads = []
         for count in thread_counts(share.threads):
@@ -175,8 +175,7 @@ def measure_all(
 
 def this_node(accelerator: Accelerator) -> Node:
     """Capacities of this machine, as far as this process may use them."""
-    topology, ceiling = Topology.read(), host_ceiling(None)
-    memory = ceiling.nbytes or memory_total_bytes() or 0
+    topology, memory = Topology.read(), _host_bytes()
     on_gpu = accelerator.device.type == "cuda"
     devices = torch.cuda.device_count() if on_gpu else 1
     device_bytes = memory
@@ -190,6 +189,11 @@ def this_node(accelerator: Accelerator) -> Node:
         uplinks=devices,
         numa_nodes=len({core.node for core in topology.cores}),
     )
+
+
+def _host_bytes() -> int:
+    """Host memory that this process may have, as far as the system tells."""
+    return host_ceiling(None).nbytes or memory_total_bytes() or 0
 
 
 def thread_counts(most: int) -> list[int]:

@@ -30,6 +30,7 @@ __all__ = [
     "copy_runs",
     "middle",
     "rate_in_common",
+    "state_bytes",
     "timed",
     "update_runs",
 ]
@@ -51,11 +52,20 @@ class _Roles:
     low: int
     moments: int = 8
 
+    @property
+    def nbytes(self) -> int:
+        return self.grad + self.master + self.low + self.moments
+
 
 _LAYOUTS = {
     "whole": _Roles(grad=4, master=4, low=0),
     "split": _Roles(grad=2, master=2, low=2),
 }
+
+
+def state_bytes(layout: str) -> int:
+    """Bytes of a parameter's state and gradient in host memory."""
+    return _LAYOUTS[layout].nbytes
 
 
 class PartState:
@@ -72,11 +82,10 @@ class PartState:
         self, core: Any, *, layout: str, elements: int, locking: PageLocking | None = None
     ) -> None:
         roles = _LAYOUTS[layout]
-        per_element = roles.grad + roles.master + roles.low + roles.moments
         self.layout = layout
         self.elements = elements
         self.arena = HostArena(
-            per_element * elements,
+            roles.nbytes * elements,
             ledger=Ledger({}),
             role=Role.STAGING,
             what="state to be measured",
@@ -95,9 +104,10 @@ class PartState:
         )
         if locking is not None:
             locking.wait()
+        block = torch.empty(_FILLING).uniform_(-1e-2, 1e-2)
         for values in (self.grad, self.master, self.exp_avg):
-            _fill(values, torch.empty(_FILLING).uniform_(-1e-2, 1e-2))
-        _fill(self.exp_avg_sq, torch.full((_FILLING,), 1e-4))
+            _fill(values, block)
+        self.exp_avg_sq.fill_(1e-4)
         name = str(grad_dtype).removeprefix("torch.")
         self._part = core.PartState(
             self.grad.data_ptr(),
